@@ -54,7 +54,7 @@ def recipes(context: typer.Context, incomplete: str) -> Iterator[str]:
 
 def strategies(incomplete: str) -> Iterator[str]:
     """What a recipe or `recover` may name."""
-    from homelab.controller.config.recipe.parallel import STRATEGY_NAMES
+    from homelab.shared.recipe.parallel import STRATEGY_NAMES
 
     return _beginning(STRATEGY_NAMES, incomplete)
 

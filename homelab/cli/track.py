@@ -67,7 +67,7 @@ def command(
 
 def _refuse_unknown(to: list[str]) -> None:
     from homelab.controller.base.errors import InputError, did_you_mean
-    from homelab.controller.config.recipe.operation import Tracker
+    from homelab.shared.recipe.operation import Tracker
 
     for name in to:
         if name not in get_args(Tracker):

@@ -5,7 +5,16 @@ A node and a worker carry these marks and pay nothing for them. The controller v
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Callable
+
+
+class NotOneOf(ValueError):
+    """A word that is none of the allowed ones."""
+
+    def __init__(self, allowed: Sequence[str]) -> None:
+        *others, last = (repr(one) for one in allowed)
+        super().__init__(f"{', '.join(others)} or {last}")
 
 
 class Mark:
@@ -23,7 +32,7 @@ class Mark:
         return type(self) is type(other) and self.__dict__ == other.__dict__
 
     def __hash__(self) -> int:
-        return hash((type(self), self.value))
+        return hash((type(self), repr(self.value)))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.value!r})"
@@ -90,3 +99,21 @@ class Holds(Mark):
 
     def _into(self, schema: Any) -> Any:
         return {"type": "function-after", "function": {"type": "no-info", "function": self.value}, "schema": schema}
+
+
+class OneOf(Mark):
+    """One of these words. Unlike a `Literal` the list may grow while the program runs."""
+
+    def _into(self, schema: Any) -> Any:
+        metadata = {"pydantic_js_updates": {"enum": list(self.value)}}
+        return {
+            "type": "function-after",
+            "function": {"type": "no-info", "function": self._is_known},
+            "schema": schema,
+            "metadata": metadata,
+        }
+
+    def _is_known(self, word: str) -> str:
+        if word not in self.value:
+            raise NotOneOf(self.value)
+        return word

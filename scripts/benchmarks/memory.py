@@ -29,9 +29,9 @@ from benchmarks import report
 from benchmarks.gpu_parts import ranks, smi
 from benchmarks.gpu_parts.material import SHAPES, alone, llama
 
-from homelab.controller.config.recipe import Method, Train
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.model.architecture import from_config
+from homelab.shared.recipe import Method, Train
 
 _SMALL = llama(128, 2, 4, 2, 384, 3000)
 _LARGE = {

@@ -30,10 +30,10 @@ from typing import Any
 from benchmarks import report
 from benchmarks.pipelining import real_runs
 
-from homelab.controller.config.recipe import Method, Train
 from homelab.controller.planning.model.architecture import Architecture
 from homelab.controller.planning.strategy.pipeline import partition, stage_time
 from homelab.lab import Lab
+from homelab.shared.recipe import Method, Train
 from scripts.practice.desk import Desk, Run
 
 _CPU = [0.66, 0.47, 0.47]  # as RTX 4070, 4060 and 4060 Laptop have it, of what two cores leave

@@ -209,6 +209,6 @@ def changed(now: dict[str, str], before: dict[str, str]) -> list[str]:
 
 
 def test_port_is_the_default_of_recipes() -> None:
-    from homelab.controller.config.recipe import Parallel
+    from homelab.shared.recipe import Parallel
 
     assert Parallel().port == network.PORT

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from homelab.controller.base.errors import InputError
-from homelab.controller.config.recipe import Model, Recipe, TrainRecipe
+from homelab.controller.config.recipe import Recipe, TrainRecipe
 from homelab.shared.protocol import hub_cache, model_forms
+from homelab.shared.recipe import Model
 
 _MOST_BYTES = 16 << 20  # those with a list of all quantised layers have one or two
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from homelab.controller.base import package
-from homelab.controller.config.recipe import Model
 from homelab.controller.run import hub_token
+from homelab.shared.recipe import Model
 
 _MOST_BYTES = 16 << 20
 _LIMIT_S, _SILENT_S = 15.0, 6.0

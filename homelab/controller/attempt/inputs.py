@@ -11,11 +11,12 @@ from pathlib import Path
 
 from homelab.controller.attempt import script_imports
 from homelab.controller.base.errors import InputError
-from homelab.controller.config.recipe import HubData, Recipe, ScriptRecipe, TrainRecipe
+from homelab.controller.config.recipe import Recipe, ScriptRecipe, TrainRecipe
 from homelab.controller.planning.speed.dataset_size import DataFile
 from homelab.shared.protocol import layout
 from homelab.shared.protocol.digest import file_sha256, sha256_and_rows
 from homelab.shared.protocol.file_kind import SUFFIXES
+from homelab.shared.recipe import HubData
 
 
 @dataclass(frozen=True)

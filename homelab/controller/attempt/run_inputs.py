@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from homelab.controller.attempt.inputs import RecipeInput
-from homelab.controller.config.recipe import HubData
 from homelab.controller.run import run_record
 from homelab.controller.run import shipped_files as shipped
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol.digest import file_sha256
+from homelab.shared.recipe import HubData
 
 
 def inputs_of(paths: RunPaths, run_json: Mapping[str, Any]) -> list[RecipeInput]:

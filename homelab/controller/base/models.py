@@ -6,9 +6,10 @@ them is a quarter of its start.
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, field_validator
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, PlainSerializer, PlainValidator, field_validator
 
 from homelab.controller.base.hint import Command, Hint, cleaned
 from homelab.controller.base.sanitize import plain_text
@@ -28,6 +29,27 @@ class ConfigModel(BaseModel):
     """What a person writes. Unknown keys are faults: a misspelt key that is ignored costs its owner an evening."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        schema = handler(source)
+        _as_toml_has_it(schema, handler.resolve_ref_schema)
+        return schema
+
+
+def _as_toml_has_it(schema: Any, resolve: Callable[[Any], Any]) -> None:
+    """A section (a dataclass) may be a table and a tuple a list, which strict validation forbids; everything inside stays strict."""
+    if isinstance(schema, list | tuple):
+        for part in schema:
+            _as_toml_has_it(part, resolve)
+    elif isinstance(schema, dict):
+        kind = schema.get("type")
+        if kind in ("dataclass", "tuple"):
+            schema["strict"] = False
+        parts = {"": resolve(schema)} if kind == "definition-ref" else schema
+        for name, part in parts.items():
+            if name not in ("metadata", "config", "serialization"):
+                _as_toml_has_it(part, resolve)
 
 
 class Value(BaseModel):

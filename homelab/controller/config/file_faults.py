@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
-from collections.abc import Iterable
+import typing
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from homelab.controller.base.errors import InputError, did_you_mean
 from homelab.controller.config.lines import key_lines, line_of
+from homelab.shared.markers import NotOneOf
 
 Fault = tuple[tuple[str | int, ...], str]
 
@@ -39,6 +42,7 @@ _WRITTEN = {
     "int_type": "a whole number", "float_type": "a number", "string_type": 'a text in quotes: "..."', "bool_type": "true or false",
     "tuple_type": "a list: [ ... ]", "list_type": "a list: [ ... ]", "dict_type": "a section of keys: { key = value }",
     "model_type": "a section of keys: { key = value }", "model_attributes_type": "a section of keys: { key = value }",
+    "dataclass_type": "a section of keys: { key = value }",
 }  # fmt: skip
 
 
@@ -51,12 +55,14 @@ def _message(item: Any, model: type[BaseModel]) -> str:
     kind, value, context = item["type"], item.get("input"), item.get("ctx", {})
     location = _clean(item["loc"])
     key = location[-1] if location else ""
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         return f'unknown key "{key}".{did_you_mean(str(key), _fields_at(model, location[:-1]))}'
     if kind == "variable":
         return str(item["msg"])
     if kind == "missing":
         return f'"{key}" is missing'
+    if kind == "value_error" and isinstance(context.get("error"), NotOneOf):
+        kind, context = "literal_error", {"expected": str(context["error"])}
     if kind == "value_error":
         reason = str(context.get("error", item["msg"]))
         return f"got {_shown(value)}; allowed: {reason}" if location and not isinstance(value, dict) else reason
@@ -68,18 +74,26 @@ def _message(item: Any, model: type[BaseModel]) -> str:
     return f"got {_shown(value)}; {item['msg'][0].lower()}{item['msg'][1:]}"
 
 
-def _fields_at(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
+def _fields_at(model: type, location: tuple[str | int, ...]) -> list[str]:
     """The keys a section may have, for "did you mean"."""
     for part in location:
-        field = model.model_fields.get(str(part))
-        if field is None:
-            continue
-        candidates = [field.annotation, *getattr(field.annotation, "__args__", ())]
-        for candidate in candidates:
-            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-                model = candidate
-                break
-    return list(model.model_fields)
+        inner = next((kind for kind in _kinds_in(_types(model).get(str(part))) if _types(kind)), None)
+        model = inner or model
+    return list(_types(model))
+
+
+def _types(kind: Any) -> dict[str, Any]:
+    """Key -> type of a section; empty for what is none."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return {name: field.annotation for name, field in kind.model_fields.items()}
+    return typing.get_type_hints(kind) if isinstance(kind, type) and dataclasses.is_dataclass(kind) else {}
+
+
+def _kinds_in(annotation: Any) -> Iterator[Any]:
+    """A type and all that it is made of."""
+    yield annotation
+    for part in typing.get_args(annotation):
+        yield from _kinds_in(part)
 
 
 def raise_faults(path: Path, text: str, faults: list[Fault]) -> None:

@@ -13,7 +13,8 @@ from homelab.controller.base.errors import InputError, did_you_mean
 from homelab.controller.base.models import ConfigModel
 from homelab.controller.config import file_faults, load
 from homelab.controller.config.cluster import Cluster, NetworkProfileName, NetworkSettings
-from homelab.controller.config.recipe import RecipeFile, parallel, parse_recipe
+from homelab.controller.config.recipe import RecipeFile, parse_recipe
+from homelab.shared.recipe import parallel
 
 SAME = {"fsdp": "zero3"}  # two names of one strategy
 LEAST_COUNTED = 3  # steps of a run

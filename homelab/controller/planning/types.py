@@ -7,9 +7,9 @@ from typing import Literal
 from pydantic import Field
 
 from homelab.controller.base.models import DisplayValue, Value
-from homelab.controller.config.recipe.parallel import StrategyName
 from homelab.controller.planning.memory_estimate import MemoryEstimate
 from homelab.shared.law.speed import Speed
+from homelab.shared.recipe.parallel import StrategyName
 
 
 class Choice(Value):

@@ -9,12 +9,13 @@ from typing import Any
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.units import gigabytes
-from homelab.controller.config.recipe import Model, Recipe, TrainRecipe
+from homelab.controller.config.recipe import Recipe, TrainRecipe
 from homelab.controller.planning.inputs import PlanInputs
 from homelab.controller.planning.memory import recipe_edits, scenario
 from homelab.controller.planning.model import known_models, model_config, stored_base
 from homelab.controller.planning.types import Plan
 from homelab.controller.planning.work.job import shape_of
+from homelab.shared.recipe import Model
 
 
 @dataclass(frozen=True)

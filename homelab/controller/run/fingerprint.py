@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
+from homelab.controller.config.deciding import deciding
 from homelab.controller.config.recipe import Recipe
-from homelab.controller.config.recipe.deciding import deciding
 from homelab.controller.facts.training import ModelFacts, ModelFile
 from homelab.controller.planning.types import Plan
+from homelab.shared.recipe import Precision
 
 # Keys of config.json that say how the file came to be, not what the model is.
 _HISTORY = frozenset({"_name_or_path", "transformers_version", "_commit_hash"})
@@ -22,10 +24,10 @@ def as_begun(recipe: Recipe, plan: Plan, strategy: str | None = None) -> Recipe:
     training of it. `strategy`: that a person names for the next attempt; else the one that was named for `plan`. It is no part of the law."""
     strategy = strategy or plan.strategy_by_hand
     if strategy is not None:
-        recipe = recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update={"strategy": strategy})})
+        recipe = recipe.model_copy(update={"parallel": replace(recipe.parallel, strategy=strategy)})
     if recipe.train is None or recipe.train.precision != "auto":
         return recipe
-    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"precision": plan.precision})})
+    return recipe.model_copy(update={"train": replace(recipe.train, precision=cast(Precision, plan.precision))})
 
 
 def law_of(described: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from homelab.shared.law import early_stopping
 from homelab.shared.protocol.quantisation import INT8, NF4
+from homelab.shared.recipe import Data, Method
 from homelab.worker.checkpoints.curves import Curves
 from homelab.worker.runtime.metrics_recorder import perplexity
-from homelab.worker.runtime.recipe import Data, Method
 from homelab.worker.runtime.task import Task
 
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")

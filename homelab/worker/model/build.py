@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from homelab.shared.protocol.quantisation import INT8, NF4
+from homelab.shared.recipe import Method
 from homelab.worker.errors import WorkerError
 from homelab.worker.model import adapted as adapted_parts
 from homelab.worker.model import (
@@ -26,7 +27,6 @@ from homelab.worker.model import (
     trained_weights,
 )
 from homelab.worker.model.pretrained import DTYPES, from_pretrained
-from homelab.worker.runtime.recipe import Method
 from homelab.worker.runtime.task import Task
 
 Note = Callable[[str], None]

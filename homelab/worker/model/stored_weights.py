@@ -13,8 +13,8 @@ import torch
 from homelab.shared.law import usable
 from homelab.shared.protocol import quantisation
 from homelab.shared.protocol.quantisation import Stored
+from homelab.shared.recipe import Method
 from homelab.worker.errors import WorkerError
-from homelab.worker.runtime.recipe import Method
 
 # dt_proj: transformers 5, modeling_mamba.py. Jamba and Falcon Mamba leave the product to the layer where the base is quantised.
 _BARE_PRODUCTS = ("mamba",)

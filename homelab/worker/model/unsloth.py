@@ -15,8 +15,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from homelab.shared.recipe import Train
 from homelab.worker.errors import WorkerError
-from homelab.worker.runtime.recipe import Train
 from homelab.worker.runtime.task import Task
 
 

@@ -18,9 +18,10 @@ from homelab.shared.law.limits import Limits
 from homelab.shared.law.speed import Speed
 from homelab.shared.law.stage import Stage
 from homelab.shared.protocol import layout
+from homelab.shared.recipe import Checkpoint, Data, Method, Model, Parallel, Tracking, Train
 from homelab.worker.balancing.balancer import Balance
 from homelab.worker.errors import WorkerError
-from homelab.worker.runtime import recipe
+from homelab.worker.runtime.recipe import section
 from homelab.worker.runtime.switches import Switches
 
 S = TypeVar("S")
@@ -47,7 +48,7 @@ class Rank:
 
 def _section(kind: type[S]) -> cached_property[S]:
     """This section of the run's recipe, as a property of `Task`."""
-    return cached_property(lambda task: recipe.section(kind, task.run["recipe"]))
+    return cached_property(lambda task: section(kind, task.run["recipe"]))
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,13 @@ class Task:
     run: dict[str, Any]
     plan: dict[str, Any]
 
-    model = _section(recipe.Model)
-    data = _section(recipe.Data)
-    method = _section(recipe.Method)
-    train = _section(recipe.Train)
-    parallel = _section(recipe.Parallel)
-    checkpoint = _section(recipe.Checkpoint)
-    tracking = _section(recipe.Tracking)
+    model = _section(Model)
+    data = _section(Data)
+    method = _section(Method)
+    train = _section(Train)
+    parallel = _section(Parallel)
+    checkpoint = _section(Checkpoint)
+    tracking = _section(Tracking)
 
     @cached_property
     def ranks(self) -> tuple[Rank, ...]:
@@ -224,8 +225,8 @@ def _check(task: Task, plan_file: Path) -> None:
     if task.nodes[task.rank] != task.node:
         message = f"rank {task.rank} runs on node {task.node}, the plan puts it on {task.nodes[task.rank]}"
         raise WorkerError(message, where=str(plan_file), hint=hint)
-    for kind in (recipe.Model, recipe.Data, recipe.Method, recipe.Train, recipe.Parallel, recipe.Checkpoint, recipe.Tracking):
-        recipe.section(kind, task.run["recipe"], str(task.run_dir / layout.RUN_JSON))
+    for kind in (Model, Data, Method, Train, Parallel, Checkpoint, Tracking):
+        section(kind, task.run["recipe"], str(task.run_dir / layout.RUN_JSON))
     batch = task.train.global_batch
     if sum(task.shares) != batch or min(task.shares) < 0:
         raise WorkerError(f"the shares {list(task.shares)} do not add up to global_batch {batch}", where=str(plan_file), hint=hint)

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from homelab.shared.protocol import manifest
+from homelab.shared.recipe import Method
 from homelab.worker.checkpoints import checkpoint_folder
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime import imports
-from homelab.worker.runtime.recipe import Method, section
+from homelab.worker.runtime.recipe import section
 from homelab.worker.tools import footprint
 from homelab.worker.tools.footprint import Card
 

@@ -16,9 +16,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from homelab.shared.recipe import Method
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime import imports
-from homelab.worker.runtime.recipe import Method, section
+from homelab.worker.runtime.recipe import section
 from homelab.worker.tools import chat, footprint, run_model
 
 _FIRST_TOKENS = 2048  # of a conversation, for the estimate of the memory

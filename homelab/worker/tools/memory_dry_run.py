@@ -28,8 +28,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from homelab.shared.protocol import quantisation
+from homelab.shared.recipe import Method
 from homelab.worker.errors import WorkerError
-from homelab.worker.runtime.recipe import Method, section
+from homelab.worker.runtime.recipe import section
 from homelab.worker.tools import fake_kernels
 
 _ROUNDING_BYTES = 512  # CUDA's allocator (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)

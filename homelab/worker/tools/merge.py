@@ -21,9 +21,10 @@ from typing import Any
 
 from homelab.shared.law import usable
 from homelab.shared.protocol import result_files
+from homelab.shared.recipe import Method
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime import imports
-from homelab.worker.runtime.recipe import Method, section
+from homelab.worker.runtime.recipe import section
 from homelab.worker.tools import chat, merge_card, merge_proof, merge_room, run_model
 
 BASES = ("original", "dequantised", "auto")

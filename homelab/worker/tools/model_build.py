@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from homelab.shared.recipe import Method
 from homelab.worker.errors import WorkerError
 from homelab.worker.model import base_kind
-from homelab.worker.runtime.recipe import Method, section
+from homelab.worker.runtime.recipe import section
 from homelab.worker.tools import hub_model
 
 _MOST_NAMES = 20

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from homelab.shared.protocol import manifest, result_files
+from homelab.shared.recipe import Method
 from homelab.worker.checkpoints import checkpoint_folder
 from homelab.worker.checkpoints.curves import Curves
 from homelab.worker.checkpoints.model_card import model_card
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime import imports
-from homelab.worker.runtime.recipe import Method, section
+from homelab.worker.runtime.recipe import section
 from homelab.worker.runtime.task import Task
 from homelab.worker.tools import run_model
 

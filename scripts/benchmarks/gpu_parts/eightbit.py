@@ -122,8 +122,8 @@ def _step(place: Place, base: Any, quantisation: str | None) -> tuple[int, float
     """(tokens, seconds) of a pass forward and backward with adapters on the base."""
     import torch
 
+    from homelab.shared.recipe import Method
     from homelab.worker.model.build import add_adapters
-    from homelab.worker.runtime.recipe import Method
 
     trained = add_adapters(base, Method("qlora" if quantisation == NF4 else "lora", 16, 32, 0.0, "all-linear"), 1).train()
     rows, length = (4, 512) if place.is_card else (1, 16)

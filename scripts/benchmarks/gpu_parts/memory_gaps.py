@@ -13,8 +13,8 @@ def main(device: str, model: str) -> int:
     """Print what the allocator has reserved and what was allocated, at most."""
     import torch
 
+    from homelab.shared.recipe import Method
     from homelab.worker.model.build import add_adapters, enable_checkpointing, load_base
-    from homelab.worker.runtime.recipe import Method
 
     is_card = device == "cuda"
     if is_card:

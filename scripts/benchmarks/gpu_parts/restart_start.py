@@ -24,8 +24,8 @@ def main(device: str, model: str, kind: str, way: str, run: str) -> int:
     took("import")
     torch.zeros(1, device=device)
     took("context")
+    from homelab.shared.recipe import Method
     from homelab.worker.model.build import add_adapters, load_base
-    from homelab.worker.runtime.recipe import Method
 
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     method = {"kind": kind, "rank": 16, "alpha": 32, "dropout": 0.0, "targets": "all-linear"}

@@ -117,15 +117,15 @@ def _memory(place: Place, case: Division) -> None:
 def _planned_bytes(case: Division, shape: str, precision: str, device: str) -> int | None:
     """What the planner counts for a rank, without what lies beside torch; None where it cannot be imported."""
     try:
-        from homelab.controller.config.recipe import Method, Train
         from homelab.controller.planning.memory import division, rank_memory
         from homelab.controller.planning.model.architecture import from_config
         from homelab.shared.protocol.memory_items import EXCHANGED, GATHERED
+        from homelab.shared.recipe import Method, Train
     except ImportError:
         return None
     architecture = from_config(material.SHAPES[shape])
     assert architecture is not None
-    method = Method.model_validate({"kind": "full", "rank": 16, "alpha": 32, "targets": "all-linear"})
+    method = Method(**{"kind": "full", "rank": 16, "alpha": 32, "targets": "all-linear"})
     train = Train(
         global_batch=12, steps=3, learning_rate=1e-3, seq_len=256, gradient_checkpointing=False, fused_loss=False, optimizer="adamw"
     )

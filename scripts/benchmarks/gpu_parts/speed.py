@@ -134,10 +134,10 @@ def prepare(place: Place, kind: Kind, name: str, recipe: Mapping[str, Any], swit
 def default_fused_loss() -> Any:
     """What a recipe that says nothing gets, also where the recipe's own module cannot be imported."""
     try:
-        from homelab.controller.config.recipe import Train
+        from homelab.shared.recipe import Train
     except ImportError:
         return "auto"
-    return Train.model_fields["fused_loss"].default
+    return Train.fused_loss
 
 
 def _beside_trl(place: Place, kind: Kind) -> None:

@@ -33,8 +33,9 @@ def main(folder: str, unsloth: bool) -> int:
     else:
         model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32 if method["kind"] == "full" else dtype)
         if method["kind"] != "full":
+            from homelab.shared.recipe import Method
             from homelab.worker.model.build import add_adapters
-            from homelab.worker.runtime.recipe import Method, section
+            from homelab.worker.runtime.recipe import section
 
             model = add_adapters(model, section(Method, run["recipe"]), int(train["seed"]))
     data = [

@@ -22,11 +22,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from homelab.shared.law.pipeline_schedule import most_in_flight
 from homelab.shared.law.stage import Stage
+from homelab.shared.recipe import Method
 from homelab.worker.model.build import add_adapters
 from homelab.worker.pipeline import stage_model
 from homelab.worker.pipeline.neighbours import Neighbours
 from homelab.worker.pipeline.passes import Pipeline
-from homelab.worker.runtime.recipe import Method
 
 _ALONE_PASSES = 3
 _WARMING = 4  # micro-batches

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from homelab.controller.config.recipe import HubData
 from homelab.controller.facts.node import Facts
 from homelab.controller.planning import data_source
 from homelab.controller.planning.speed.dataset_size import DataFile
+from homelab.shared.recipe import HubData
 from tests.controller.checks import healthy
 
 COMMIT = "ab" * 20

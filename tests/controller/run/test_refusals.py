@@ -13,7 +13,7 @@ from homelab.controller.attempt import preconditions
 from homelab.controller.attempt.progress import ProgressTracker
 from homelab.controller.attempt.watchdog import AttemptVerdict
 from homelab.controller.base.errors import HomelabError, InputError
-from homelab.controller.config.recipe import Recovery, parse_recipe
+from homelab.controller.config.recipe import parse_recipe
 from homelab.controller.facts.reading import read
 from homelab.controller.features.supervise import restart_policy
 from homelab.controller.features.supervise.restart_policy import Failure
@@ -22,6 +22,7 @@ from homelab.controller.run import supervisor_record as manual_lock
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.restart import Restart
 from homelab.shared.protocol.run_messages import Reply
+from homelab.shared.recipe import Recovery
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -30,11 +30,11 @@ from homelab.shared.law.usable import (
     TRANSPOSED,
 )
 from homelab.shared.protocol import quantisation
+from homelab.shared.recipe import Method
 from homelab.worker.checkpoints import saving, weights
 from homelab.worker.errors import WorkerError
 from homelab.worker.model import adapted, stored_weights
 from homelab.worker.model.build import add_adapters
-from homelab.worker.runtime.recipe import Method
 from homelab.worker.tools import adapter_delta
 from tests.shared.law.test_usable import CELLS, METHODS, QUANTISED
 from tests.worker.model.test_adapter_targets import FAMILIES

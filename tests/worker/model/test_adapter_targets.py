@@ -11,10 +11,10 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
+from homelab.shared.recipe import Method
 from homelab.worker.errors import WorkerError
 from homelab.worker.model import adapter_targets, inspection
 from homelab.worker.model.build import add_adapters
-from homelab.worker.runtime.recipe import Method
 
 _PLAIN: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 _GROUPED = {**_PLAIN, "num_key_value_heads": 2}

@@ -12,11 +12,11 @@ import peft
 import pytest
 import torch
 
+from homelab.shared.recipe import Method
 from homelab.worker.errors import WorkerError
 from homelab.worker.model import inspection, pretrained, unsloth
 from homelab.worker.model.build import add_adapters
 from homelab.worker.model.trained_weights import freeze_unreached
-from homelab.worker.runtime.recipe import Method
 from tests.worker import harness
 from tests.worker.model import tiny_models
 

@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
+from homelab.shared.recipe import Method
 from homelab.worker.data import batches, encoding
 from homelab.worker.model import fused_loss, packed_attention
 from homelab.worker.model.build import add_adapters, enable_checkpointing
-from homelab.worker.runtime.recipe import Method
 from homelab.worker.training.model_checks import check_samples_stay_apart
 from tests.worker import harness
 

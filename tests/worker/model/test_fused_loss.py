@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
+from homelab.shared.recipe import Method
 from homelab.worker.errors import WorkerError
 from homelab.worker.model import fused_loss
 from homelab.worker.model.build import add_adapters, enable_checkpointing
-from homelab.worker.runtime.recipe import Method
 from homelab.worker.training.model_checks import check_loss_is_a_sum, check_samples_stay_apart
 from tests.worker.model import tiny_models
 

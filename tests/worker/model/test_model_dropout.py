@@ -70,9 +70,3 @@ def test_a_rate_on_which_the_answers_depend_stays_and_is_said(tmp_path: Path):
 
     assert [source.amount for source in inspection.chance(model)], "its router compares with this number in every pass"
     assert any(note.startswith("law: ") for note in notes)
-
-
-def test_a_run_of_an_older_version_trains_on_with_what_it_had(tmp_path: Path):
-    from homelab.worker.runtime.recipe import Method, section
-
-    assert section(Method, {"method": {"kind": "lora"}}).model_dropout is True

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
 
-from homelab.controller.config.recipe.training import Train
+from homelab.shared.recipe import Train
 from homelab.worker.pipeline import stages_state
 from tests.worker import harness
 from tests.worker.training.test_exactness import COMMON
 
-OPTIMIZERS = get_args(Train.model_fields["optimizer"].annotation)
+OPTIMIZERS = get_args(get_type_hints(Train)["optimizer"])
 
 
 def stepped(name: str) -> tuple[Any, list[torch.nn.Parameter]]:

@@ -14,10 +14,10 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from homelab.controller.config.recipe import Method, Train
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.model.architecture import from_config
 from homelab.shared.protocol import memory_items
+from homelab.shared.recipe import Method, Train
 from homelab.worker.errors import WorkerError
 from homelab.worker.model.build import load_model
 from homelab.worker.tools import memory_dry_run, memory_tracker

@@ -13,11 +13,12 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")
 
+from homelab.shared.recipe import Method
 from homelab.worker.checkpoints import saving
 from homelab.worker.errors import WorkerError
 from homelab.worker.model import adapted
 from homelab.worker.model.build import load_base, load_model
-from homelab.worker.runtime.recipe import Method, section
+from homelab.worker.runtime.recipe import section
 from homelab.worker.tools import chat, merge, merge_card, merge_proof, merge_room, run_model
 from homelab.worker.tools.merge_room import Sizes
 from tests.worker import harness

@@ -16,11 +16,12 @@ from homelab.controller.checks.evidence import Evidence, answered
 from homelab.controller.checks.machine.majority import majority
 from homelab.controller.checks.training.licence import gate_of
 from homelab.controller.config.cluster import Node
-from homelab.controller.config.recipe import Model, TrainRecipe
+from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.node_commands import copy_between, environment_of, on_node, path_word
 from homelab.controller.facts.training import ModelFacts
 from homelab.shared.protocol import model_forms
+from homelab.shared.recipe import Model
 
 # It sends what this machine has, or can fetch, to every node.
 _SEND = homelab("setup --recipe RECIPE")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from homelab.controller.attempt import inputs, planner
@@ -87,7 +87,7 @@ def make(
         )
     if recipe.model.is_folder:
         notes.append(f"The model's folder {recipe.model.name} has to be on every machine.")
-    neutral = recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update={"shares": "auto"})})
+    neutral = recipe.model_copy(update={"parallel": replace(recipe.parallel, shares="auto")})
     cards = [card.model_copy(update={"uuid": None, "index": None}) for card in machines.cards]
     nodes = [_node(number, cards) for number in range(machines.count)]
     of = planner.inputs_of(Cluster.model_validate({"name": "job", "nodes": nodes}, strict=False), {}, neutral, items, run)

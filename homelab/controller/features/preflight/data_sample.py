@@ -101,7 +101,7 @@ def _question(
         elif (file := facts.data.get(role)) is not None and file.found:
             files[role] = {"shown": item.path, "bytes": None, "path": item.path}
             digests[role] = [file.sha256, item.path]
-    settings = recipe.data.model_dump(mode="json", exclude={"train", "eval"})
+    settings = {key: value for key, value in asdict(recipe.data).items() if key not in ("train", "eval")}
     now = datetime.now(UTC)
     of_model = facts.model.model_dump(mode="json", include={"config", "files", "path"}) if folder and facts.model else None
     depends = [

@@ -85,7 +85,7 @@ def _facts(
         if recipe and recipe.model:
             request |= {"model": recipe.model.name, "revision": recipe.model.revision}
         if recipe and recipe.method:
-            request["method"] = recipe.method.model_dump(mode="json", include={"kind", "base", "rank", "targets"})
+            request["method"] = {key: getattr(recipe.method, key) for key in ("kind", "base", "rank", "targets")}
         asked_at = time.time()
         answer = agent.ask("facts", request, timeout_s=FACTS_TIMEOUT_S + (DEEP_S if deep else 0.0))
         answered_at = time.time()

@@ -39,9 +39,9 @@ def improve(
     asked = model.config if model is not None and model.config else dict(config or {})
     request = {
         "config": asked,
-        "method": recipe.method.model_dump(mode="json"),
+        "method": dataclasses.asdict(recipe.method),
         # What is tried is transformers' model. Unsloth's has the same weights and layers, and a loss in chunks, always.
-        "train": recipe.train.model_dump(mode="json") | ({"fused_loss": True} if uses_unsloth(recipe) else {}),
+        "train": dataclasses.asdict(recipe.train) | ({"fused_loss": True} if uses_unsloth(recipe) else {}),
         "situations": [dataclasses.asdict(one) for one in situations],
         "time_limit_s": TIME_LIMIT_S,
         "recipe_environment": recipe.environment,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from homelab.controller.base.errors import HomelabError
@@ -56,8 +56,8 @@ def question(facts: Facts, recipe: TrainRecipe) -> dict[str, Any]:
     model = facts.model
     assert model is not None
     asked = {
-        "model": model.path or recipe.model.name, "revision": None, "method": recipe.method.model_dump(mode="json"),
-        "train": {**recipe.train.model_dump(mode="json", include={"optimizer", "seed"}), "gradient_checkpointing": False},
+        "model": model.path or recipe.model.name, "revision": None, "method": asdict(recipe.method),
+        "train": {"optimizer": recipe.train.optimizer, "seed": recipe.train.seed, "gradient_checkpointing": False},
         "precision": "bf16" if recipe.train.precision == "auto" else recipe.train.precision, "strategy": recipe.parallel.strategy,
     }  # fmt: skip
     depends = [

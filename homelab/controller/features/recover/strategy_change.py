@@ -10,7 +10,6 @@ from homelab.controller.base.errors import HomelabError, InputError, did_you_mea
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.say import Say
 from homelab.controller.checks import registry
-from homelab.controller.config.recipe.parallel import STRATEGY_NAMES
 from homelab.controller.features.preflight import gather
 from homelab.controller.planning import verdict
 from homelab.controller.planning.memory import freed
@@ -21,6 +20,7 @@ from homelab.controller.run import event_log, run_folder, store
 from homelab.controller.run.events import note
 from homelab.controller.run.fingerprint import as_begun
 from homelab.controller.run.paths import RunPaths
+from homelab.shared.recipe.parallel import STRATEGY_NAMES
 
 _NO_ROOM = Hint(
     "no other has room either: end what else holds memory there ({}), or add a machine to cluster.toml",

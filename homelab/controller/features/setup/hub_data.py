@@ -13,9 +13,9 @@ from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.sanitize import plain
 from homelab.controller.base.say import Say
 from homelab.controller.config.recipe import Recipe
-from homelab.controller.config.recipe.data import HubData
 from homelab.controller.features.setup.model_source import ModelSource, part_of
 from homelab.controller.run import hub_token
+from homelab.shared.recipe import HubData
 
 _LAST = "dataset_info.json"  # without it the library takes the folder for none
 

@@ -10,12 +10,12 @@ from homelab.controller.base import links, package
 from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.say import Say
-from homelab.controller.config.recipe import Model
 from homelab.controller.features.setup import model_files
 from homelab.controller.features.setup.setup_plan import NeededFile
 from homelab.controller.run import hub_token
 from homelab.shared.protocol import hub_cache
 from homelab.shared.protocol.digest import file_sha256
+from homelab.shared.recipe import Model
 
 _BLOB = re.compile(r"[0-9a-f]{64}")
 _OF_THE_CACHE = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from homelab.controller.config.recipe import LogPolicy
+from homelab.shared.recipe import LogPolicy
 
 PATTERN_S = 1.0  # of processor time, so that a busy machine has no effect; a normal pattern takes milliseconds
 _ALL_S = 15.0

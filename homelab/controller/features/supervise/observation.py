@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from homelab.controller.attempt.watchdog import AttemptVerdict
-from homelab.controller.config.recipe import LogPolicy
 from homelab.controller.diagnose.cause import Diagnosis
+from homelab.shared.recipe import LogPolicy
 
 Error = Literal["stopped", "superseded", "other-training", "other"]
 

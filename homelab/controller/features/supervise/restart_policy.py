@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from homelab.controller.attempt.watchdog import AttemptVerdict
-from homelab.controller.config.recipe import Checkpoint, LogPolicy, Recovery
 from homelab.controller.diagnose.cause import Diagnosis
 from homelab.controller.run.restart import Restart
 from homelab.shared.law.checkpoint_interval import FIRST_STEP
+from homelab.shared.recipe import Checkpoint, LogPolicy, Recovery
 
 WINDOW_S = 3600.0
 # The same end at the same place: trying again has not helped, and will not.

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from homelab.controller.attempt.watchdog import AttemptVerdict
-from homelab.controller.config.recipe import Checkpoint, Recovery
 from homelab.controller.diagnose.cause import Diagnosis
 from homelab.controller.features.supervise import acts, restart_policy
 from homelab.controller.features.supervise.observation import Examined, Failed, Followed, HaltResult, Observation, ResumeResult
 from homelab.controller.run import events, restart
+from homelab.shared.recipe import Checkpoint, Recovery
 
 RETRY_S = (2.0, 5.0, 10.0, 20.0, 30.0)
 WAIT_S = 24 * 3600.0  # for nodes that may be switched on again in the morning

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from homelab.controller.base.units import gigabytes
 from homelab.controller.planning.memory import rank_memory
@@ -70,7 +71,7 @@ def _smaller(job: TrainingJob, ranks: Sequence[RankPlan]) -> Iterator[str]:
     if method.kind == "qlora":
         yield f"it does not fit on {', '.join(short)} even in 4 bits ({gigabytes(now, '.2g')} GB of weights): a shorter seq_len, a smaller model, or leave it out"
         return
-    packed = rank_memory.base_weight_bytes(job.shape, method.model_copy(update={"kind": "qlora", "base": "auto"}), precision)
+    packed = rank_memory.base_weight_bytes(job.shape, replace(method, kind="qlora", base="auto"), precision)
     yield f'quantise harder: it does not fit on {", ".join(short)}; kind = "qlora" holds the weights in {gigabytes(packed, ".2g")} GB instead of {gigabytes(now, ".2g")}'
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import replace
 
 from homelab.controller.config.recipe import Recipe, TrainRecipe
 from homelab.controller.planning import plan as planning
@@ -49,12 +50,13 @@ def settle(inputs: PlanInputs) -> tuple[Recipe, Plan]:
 
 def times(recipe: TrainRecipe, factor: int) -> TrainRecipe:
     """The recipe with `factor` times the global batch, trained on the same samples: `steps` and `warmup_steps` shrink with it."""
-    train = recipe.train.model_copy(update={
-        "global_batch": recipe.train.global_batch * factor,
-        "global_batch_max": None,  # it was used: nothing raises it again
-        "steps": None if recipe.train.steps is None else math.ceil(recipe.train.steps / factor),
-        "warmup_steps": math.ceil(recipe.train.warmup_steps / factor),
-    })  # fmt: skip
+    train = replace(
+        recipe.train,
+        global_batch=recipe.train.global_batch * factor,
+        global_batch_max=None,  # it was used: nothing raises it again
+        steps=None if recipe.train.steps is None else math.ceil(recipe.train.steps / factor),
+        warmup_steps=math.ceil(recipe.train.warmup_steps / factor),
+    )
     return recipe.model_copy(update={"train": train})
 
 

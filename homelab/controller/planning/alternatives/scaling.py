@@ -126,10 +126,10 @@ def curve(
 def _for_any_machines(recipe: Recipe) -> tuple[Recipe, list[str]]:
     """The recipe without what names machines or their number."""
     notes = []
-    recovery = recipe.recovery.model_copy(update={"min_nodes": 1})
+    recovery = replace(recipe.recovery, min_nodes=1)
     changes: dict[str, object] = {"recovery": recovery}
     if not isinstance(recipe.parallel.shares, str):
-        changes["parallel"] = recipe.parallel.model_copy(update={"shares": "auto"})
+        changes["parallel"] = replace(recipe.parallel, shares="auto")
         notes.append("[parallel] shares names nodes, and a copy has none there: the curve is that of shares by speed")
     return recipe.model_copy(update=changes), notes
 

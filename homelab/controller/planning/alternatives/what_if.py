@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from homelab.controller.base.errors import InputError, did_you_mean
@@ -141,7 +141,7 @@ def recipe_for(changes: Sequence[Change], recipe: Recipe) -> Recipe:
     """The recipe itself; where it divides the batch by a table, which no new machine can be in, with shares by speed."""
     if isinstance(recipe.parallel.shares, str) or not any(change.card for change in changes):
         return recipe
-    return recipe.model_copy(update={"parallel": recipe.parallel.model_copy(update={"shares": "auto"})})
+    return recipe.model_copy(update={"parallel": replace(recipe.parallel, shares="auto")})
 
 
 def _added(text: str, count: int, name: str, device: str) -> Change:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from homelab.controller.config.recipe import Method, Train
 from homelab.controller.planning.model.architecture import Architecture, adapted_linears
+from homelab.shared.recipe import Method, Train
 
 
 @dataclass(frozen=True)

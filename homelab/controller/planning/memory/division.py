@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from homelab.controller.config.recipe import Method
 from homelab.controller.planning.memory.activations import width
 from homelab.controller.planning.model.architecture import Architecture
 from homelab.shared.protocol.memory_items import (
@@ -30,6 +29,7 @@ from homelab.shared.protocol.memory_items import (
     STEP,
     WORKING_SET,
 )
+from homelab.shared.recipe import Method
 
 _FP32 = 4
 _BLOCKS = 2  # gathered at a time

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -175,7 +175,7 @@ def _items(
         case.precision, case.device, case.micro_batch, plan.world_size, case.masked, recipe.parallel.compress, case.repeats_keys,
         held_bytes, measured, division.of(plan.strategy, [rank.node for rank in plan.ranks]),
     )  # fmt: skip
-    items = rank_memory.estimate(shape, recipe.method, recipe.train.model_copy(update={"seq_len": case.seq_len}), setup)
+    items = rank_memory.estimate(shape, recipe.method, replace(recipe.train, seq_len=case.seq_len), setup)
     return {item.name: item.size_bytes for item in items}
 
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from homelab.controller.config.recipe import Method, Train
 from homelab.controller.planning.memory import division
 from homelab.controller.planning.memory.activations import Attention, activation_bytes, copies_inputs, width
 from homelab.controller.planning.memory.division import Division
@@ -46,6 +45,7 @@ from homelab.shared.protocol.memory_items import (
     STEP,
     WORKING_SET,
 )
+from homelab.shared.recipe import Method, Train
 
 REMAINDER = "what PowerSGD has left out"
 # What comes and goes within a step, and what a dry run sees of all this.

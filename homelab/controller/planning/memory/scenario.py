@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from homelab.controller.base.errors import InputError
 from homelab.controller.config.recipe import TrainRecipe
@@ -60,7 +60,7 @@ class DoesNotFit(InputError):
 def needed_bytes(recipe: TrainRecipe, scenario: MemoryScenario, rank: RankMemory, *, tokens: int | None = None) -> int:
     """Bytes at the peak for one row of `tokens` (default: seq_len), others' memory included; in the recipe's own micro-batch
     where it names one and `tokens` is not given."""
-    train = recipe.train if tokens is None else recipe.train.model_copy(update={"seq_len": tokens})
+    train = recipe.train if tokens is None else replace(recipe.train, seq_len=tokens)
     micro_batch = recipe.parallel.micro_batch
     rows = micro_batch if isinstance(micro_batch, int) and tokens is None else 1
     setup = RankSetup(

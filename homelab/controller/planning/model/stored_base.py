@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from homelab.controller.base.errors import InputError
@@ -40,5 +41,5 @@ def as_held(recipe: TrainRecipe, config: Mapping[str, Any] | None) -> TrainRecip
     if refusal is not None:
         where = "recipe, [method], and quantization_config in the model's config.json"
         raise InputError(f"{recipe.model.name}: {refusal.reason}", where=where, hint=f"edit the recipe: {refusal.edit}")
-    held = {NF4: {"kind": "qlora", "base": "auto"}, INT8: {"kind": "lora", "base": "8bit"}}
-    return recipe.model_copy(update={"method": method.model_copy(update=held[stored.held])}) if stored.held in held else recipe
+    held = {NF4: replace(method, kind="qlora", base="auto"), INT8: replace(method, kind="lora", base="8bit")}
+    return recipe.model_copy(update={"method": held[stored.held]}) if stored.held in held else recipe

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from homelab.controller.base.units import megabytes
-from homelab.controller.config.recipe import HubData, TrainRecipe
+from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.planning.speed.speed_profiles import SpeedProfile
+from homelab.shared.recipe import HubData
 
 BYTES_PER_TOKEN = 4  # of English text, markup included; a guess that an earlier run's own count replaces
 _SPREAD = 0.5  # rows differ in length: assumed evenly between half and one and a half times the mean

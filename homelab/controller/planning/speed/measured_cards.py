@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
@@ -24,12 +24,13 @@ from homelab.controller.base.errors import InputError
 from homelab.controller.base.hardware import Card
 from homelab.controller.base.models import ConfigModel
 from homelab.controller.base.units import binary_size
-from homelab.controller.config.recipe import Method, TrainRecipe, parse_recipe
+from homelab.controller.config.recipe import TrainRecipe, parse_recipe
 from homelab.controller.planning.model import architecture
 from homelab.controller.planning.model.architecture import Architecture
 from homelab.controller.planning.speed import power_limit
 from homelab.controller.planning.speed.roofline import flops_per_token, roofline
 from homelab.shared.law.speed import Speed
+from homelab.shared.recipe import Method
 
 LEAST, MOST = 0.5, 2.0
 # Cards clock above the boost of their data sheet while they are cool: 4090 2.7 GHz for 2.52. Beyond that, no product is computed faster.
@@ -152,7 +153,7 @@ def fault(row: MeasuredCard) -> tuple[str, str] | None:
         return "shape", f"no formula counts a model of this shape; known are {', '.join(sorted(architecture.KINDS))}"
     try:
         recipe = row.recipe()
-        flops = flops_per_token(shape, recipe.method, recipe.train.model_copy(update={"gradient_checkpointing": False}))
+        flops = flops_per_token(shape, recipe.method, replace(recipe.train, gradient_checkpointing=False))
     except ValueError as error:
         return "method", f"these settings are no recipe: {str(error).splitlines()[0]}"
     except InputError as error:

@@ -9,13 +9,13 @@ measured. One measured run replaces it.
 from __future__ import annotations
 
 from homelab.controller.base.hardware import Card
-from homelab.controller.config.recipe import Method, Train
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.model.architecture import Architecture
 from homelab.controller.planning.speed import card_classes
 from homelab.controller.planning.types import TimeEstimate
 from homelab.shared.law.speed import Speed
 from homelab.shared.protocol import quantisation
+from homelab.shared.recipe import Method, Train
 
 # What the host needs to start the kernels of one layer, forward, again (checkpointing) and backward: passes of 256 and 512 tokens take the same
 # 5.2 ms per layer (1.8B on an A100, published), 4.4 to 5.0 at 7B and 14B, 7.6 on an RTX 5090 in one report. NF4 starts more of them.

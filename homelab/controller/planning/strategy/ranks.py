@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import replace
 
 from homelab.controller.base.units import gigabytes
 from homelab.controller.config.recipe import TrainRecipe
@@ -91,7 +92,7 @@ def memory_of(job: TrainingJob, slot: RankSlot, micro_batch: int, token_cap: int
     """What the rank holds at its peak; None where the model's shape is not known."""
     if job.shape is None:
         return None
-    train = job.recipe.train.model_copy(update={"seq_len": token_cap or job.recipe.train.seq_len})
+    train = replace(job.recipe.train, seq_len=token_cap or job.recipe.train.seq_len)
     items = rank_memory.estimate(job.shape, job.recipe.method, train, setup_of(job, slot, micro_batch))
     return MemoryEstimate(items=items, available_bytes=slot.memory()[0])
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homelab.controller.base.errors import HomelabError
-from homelab.controller.config.recipe import parallel
 from homelab.controller.planning.memory.rank_memory import STATE
 from homelab.controller.planning.memory.scenario import DoesNotFit
 from homelab.controller.planning.strategy.base import Assignment, Strategy
@@ -16,6 +15,7 @@ from homelab.controller.planning.strategy.pipeline.pipeline import Pipeline
 from homelab.controller.planning.strategy.sharded import Fsdp, Hsdp, Zero2, Zero3
 from homelab.controller.planning.types import Choice, StrategyPrice, TimeEstimate
 from homelab.controller.planning.work.job import Job, TrainingJob
+from homelab.shared.recipe import parallel
 
 STRATEGIES: dict[str, Strategy] = {}
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from homelab.controller.config.recipe import Method, Train
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.model.architecture import Architecture, adapted_linears
 from homelab.shared.law.wire_bytes import BUCKET_MB
+from homelab.shared.recipe import Method, Train
 
 # Gloo's threads share the cores with the backward pass. Measured at 100 Mbit/s with buckets of 1, 3 and 5 MB on two practice nodes (0.65 core each,
 # a full gradient of 19 MB) and three (0.43 core, adapters of 15 MB): of what would be hidden behind a card's pass, 0.5 to 0.9 was.

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from homelab.controller.base.units import megabytes
-from homelab.controller.config.recipe import Method
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.model.architecture import Architecture, adapted_linears
 from homelab.controller.planning.time.hidden_wire import LastPass
 from homelab.controller.planning.work.job import TrainingJob
 from homelab.shared.law import wire_bytes
 from homelab.shared.law.wire_bytes import powersgd_elements
+from homelab.shared.recipe import Method
 
 # 1 Gbit/s Ethernet, MTU 1500, TCP with timestamps: 1448 of every 1538 bytes on the wire are payload.
 GIGABIT_BYTES_PER_S = 117.6e6
@@ -127,7 +127,7 @@ def all_reduce_text(size_bytes: int, ranks: int, wire: Wire) -> str:
 
 
 def _gathered_bytes(architecture: Architecture, method: Method, precision: str) -> int:
-    stored = method if method.quantisation else method.model_copy(update={"kind": "lora"})
+    stored = method if method.quantisation else replace(method, kind="lora")
     return rank_memory.base_weight_bytes(architecture, stored, precision)
 
 

@@ -61,9 +61,7 @@ def test_a_rank_that_others_left_no_room_for_is_found_with_the_smallest_edit_and
     assert "1.1 GB are free" in finding.message and "too little" in finding.message
     assert "leave laptop out: --nodes tower,oldtower" in finding.hint
     # A micro-batch that the recipe asks for, and that is too large: the plan's own edit is named.
-    asked = planned(
-        healthy.gpu(recipe().model_copy(update={"parallel": recipe().parallel.model_copy(update={"micro_batch": 2, "strategy": "ddp"})}))
-    )
+    asked = planned(healthy.gpu(recipe().model_copy(update={"parallel": replace(recipe().parallel, micro_batch=2, strategy="ddp")})))
     assert {node for node, level in found(asked) if level == "fail"} >= {"laptop", "oldtower"}
     assert all(
         "homelab plan RECIPE --fit writes a recipe that fits. Least: [parallel] micro_batch = " in one.hint for one in CHECK.judge(asked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +206,7 @@ def test_each_shape_has_room_where_it_is_chosen_and_keeps_any_card_busy(recipe: 
     """By the plan's own counting: below what is asked for, and no pass of the fastest card that gets it waits for the host."""
     row = MeasuredCard.model_validate(recipe.row(kind=kind, precision="bf16", card="RTX 3060 12GB", source="x", tokens_per_s=1.0))
     of_row = row.recipe()
-    trained = of_row.model_copy(update={"train": of_row.train.model_copy(update={"fused_loss": True})})
+    trained = of_row.model_copy(update={"train": replace(of_row.train, fused_loss=True)})
     cluster = builders.cluster(["n"], nodes={"n": {"gpus": [{"model": "RTX 3060 12GB", "vram_gb": 12}]}})
     inputs = builders.plan_inputs(cluster, trained, {}, config=json.loads(row.shape.model_dump_json(exclude_none=True)))
     memory = planning.make(inputs).ranks[0].memory

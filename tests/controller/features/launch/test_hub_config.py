@@ -14,8 +14,8 @@ pytest.importorskip("huggingface_hub")
 
 from homelab.cli import plan as command
 from homelab.controller.attempt import hub_config
-from homelab.controller.config.recipe import Model
 from homelab.controller.planning.inputs import PlanInputs
+from homelab.shared.recipe import Model
 from tests import builders
 from tests.worker.fake_hub import Hub
 

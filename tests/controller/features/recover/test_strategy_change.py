@@ -15,7 +15,6 @@ from homelab.controller.attempt.inputs import RecipeInput
 from homelab.controller.base.errors import HomelabError, InputError, UnreachableError
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.recipe import Recipe
-from homelab.controller.config.recipe.parallel import STRATEGY_NAMES
 from homelab.controller.features.recover import recover_run, resume, resume_guards, strategy_change
 from homelab.controller.features.recover.examine import Examination
 from homelab.controller.features.recover.halt import Halted, ResumePoint
@@ -25,6 +24,7 @@ from homelab.controller.planning.memory import freed
 from homelab.controller.planning.types import Plan
 from homelab.controller.run import event_log, run_record
 from homelab.controller.run.claims import Claim, ClaimedRun
+from homelab.shared.recipe.parallel import STRATEGY_NAMES
 from tests import builders
 from tests.controller.checks import healthy
 from tests.fakes import FakeFleet

@@ -8,11 +8,12 @@ import pytest
 
 from homelab.controller.attempt.node_status import NodeStatus, common_checkpoint
 from homelab.controller.attempt.watchdog import AttemptVerdict
-from homelab.controller.config.recipe import Checkpoint, LogPolicy, Recovery, parse_recipe
+from homelab.controller.config.recipe import parse_recipe
 from homelab.controller.diagnose.cause import Diagnosis
 from homelab.controller.features.supervise import log_policies, restart_policy
 from homelab.controller.features.supervise.restart_policy import Failure
 from homelab.controller.run.restart import Restart
+from homelab.shared.recipe import Checkpoint, LogPolicy, Recovery
 
 pytestmark = pytest.mark.timeout(10)
 
@@ -34,7 +35,8 @@ def decide(
     logs: Any = None,
     **recovery: Any,
 ) -> restart_policy.Decision:
-    wanted = Recovery.model_validate(recovery)
+    policies = [LogPolicy(**policy) for policy in recovery.pop("log_policies", ())]
+    wanted = Recovery(**recovery, **({"log_policies": tuple(policies)} if policies else {}))
     met, slow = log_policies.met(logs or {}, wanted.log_policies)
     assert not slow
     return restart_policy.decide(Failure(verdict, found, met), restarts or [], wanted, now=NOW, step=step, nodes=NODES)

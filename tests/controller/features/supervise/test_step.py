@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from homelab.controller.attempt.watchdog import AttemptVerdict
-from homelab.controller.config.recipe import Checkpoint, LogPolicy, Recovery
 from homelab.controller.diagnose.cause import Diagnosis
 from homelab.controller.features.supervise.acts import (
     Act,
@@ -30,6 +29,7 @@ from homelab.controller.features.supervise.observation import Examined, Failed, 
 from homelab.controller.features.supervise.restart_policy import Decision
 from homelab.controller.features.supervise.step import CUT_SHORT, REFUSED_S, WAIT_S, Phase, Recovering, State, Watch, next_step
 from homelab.controller.run.restart import Restart
+from homelab.shared.recipe import Checkpoint, LogPolicy, Recovery
 
 NOW, TIME = 1000.0, 1e9
 ABSENT = frozenset({"oldtower"})

@@ -11,13 +11,13 @@ import pytest
 
 from homelab.controller.attempt.node_status import NodeStatus
 from homelab.controller.config.cluster import Cluster
-from homelab.controller.config.recipe import Checkpoint, Recovery
 from homelab.controller.features.supervise import attempt_watch, supervisor
 from homelab.controller.run import event_log, run_folder, store
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.run_folder import Description
 from homelab.shared.protocol.rank_messages import RankStatus
 from homelab.shared.protocol.run_messages import Exit
+from homelab.shared.recipe import Checkpoint, Recovery
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homelab.controller.config.recipe import Method, Train
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.memory.rank_memory import RankSetup
 from homelab.controller.planning.model.architecture import Architecture, known
 from homelab.shared.protocol import memory_items
+from homelab.shared.recipe import Method, Train
 
 SMOL = known("HuggingFaceTB/SmolLM2-135M")
 LLAMA_7B = known("meta-llama/Llama-2-7b-hf")
@@ -179,9 +180,7 @@ def test_a_fused_loss_has_a_chunk_of_the_logits() -> None:
     short = train(seq_len=16)
     more = {rank_memory.CASTED_WEIGHTS: 2 * 16 * LLAMA_8B.vocabulary}
     alike = items(LLAMA_8B, QLORA, short)
-    assert items(LLAMA_8B, QLORA, short.model_copy(update={"fused_loss": True})) == {
-        name: size + more.get(name, 0) for name, size in alike.items()
-    }
+    assert items(LLAMA_8B, QLORA, replace(short, fused_loss=True)) == {name: size + more.get(name, 0) for name, size in alike.items()}
 
 
 def test_adapters_of_a_4_bit_matrix_keep_no_copies_on_a_card() -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from homelab.controller.config.recipe import Method, Train
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.memory.rank_memory import RankSetup
 from homelab.controller.planning.model.architecture import from_config
+from homelab.shared.recipe import Method, Train
 
 RECORDED = json.loads((Path(__file__).parent / "recorded" / "memory_h100.json").read_text(encoding="utf-8"))
 # Two of 32 MiB on Hopper; a plan counts two of 8.125 MiB, which is what every other card has.

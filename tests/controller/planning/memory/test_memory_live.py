@@ -15,10 +15,10 @@ peft = pytest.importorskip("peft")
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from homelab.controller.config.recipe import Method, Train
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.memory.rank_memory import RankSetup
 from homelab.controller.planning.model.architecture import from_config
+from homelab.shared.recipe import Method, Train
 
 ROWS, LENGTH = 2, 256
 

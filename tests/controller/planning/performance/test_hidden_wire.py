@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from homelab.controller.config.recipe import Method, Train
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.model.architecture import Architecture
 from homelab.controller.planning.time import hidden_wire
 from homelab.controller.planning.time.hidden_wire import Bucket, LastPass
 from homelab.shared.law.wire_bytes import BUCKET_MB
+from homelab.shared.recipe import Method, Train
 
 SHAPE = Architecture(64, 4, 4, 2, 16, 160, 600, tied_embeddings=False)
 FULL, LORA = Method(kind="full"), Method(kind="lora", rank=8)

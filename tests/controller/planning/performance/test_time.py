@@ -105,7 +105,7 @@ def test_what_compression_sends() -> None:
     from homelab.shared.law.wire_bytes import powersgd_elements
 
     assert network_cost.sent_bytes(shape, recipe.method, "powersgd") == 4 * 64 * 2 * powersgd_elements(16, 4096)
-    full = recipe.method.model_copy(update={"kind": "full"})
+    full = replace(recipe.method, kind="full")
     assert network_cost.sent_bytes(shape, full, "powersgd") < network_cost.gradient_bytes(shape, full) / 50
 
 
@@ -129,9 +129,9 @@ def test_rows_guessed_from_lines_and_bytes() -> None:
     assert dataset_size.of_data(recipe, DataFile(40_000_000, 1000, "x"), []).tokens_mean == 256, "rows are cut at seq_len"
     unknown = dataset_size.of_data(recipe, DataFile(400_000, None, "x"), [])
     assert (unknown.count, unknown.tokens_mean, unknown.steps(recipe)) == (None, 256.0, None)
-    packed = recipe.model_copy(update={"data": recipe.data and recipe.data.model_copy(update={"packing": True})})
+    packed = recipe.model_copy(update={"data": recipe.data and replace(recipe.data, packing=True)})
     assert dataset_size.of_data(packed, DataFile(400_000, 1000, "x"), []).count == 391
-    held = recipe.model_copy(update={"data": recipe.data and recipe.data.model_copy(update={"eval_fraction": 0.1})})
+    held = recipe.model_copy(update={"data": recipe.data and replace(recipe.data, eval_fraction=0.1)})
     assert dataset_size.of_data(held, DataFile(400_000, 1000, "x"), []).count == 900
 
 

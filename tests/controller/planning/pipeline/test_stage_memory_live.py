@@ -15,13 +15,13 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
-from homelab.controller.config.recipe import Method, Train
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.memory.rank_memory import RankSetup
 from homelab.controller.planning.model.architecture import from_config
 from homelab.controller.planning.strategy.pipeline import stage_memory
 from homelab.controller.planning.strategy.pipeline.stage_memory import Part
 from homelab.shared.law.stage import Stage
+from homelab.shared.recipe import Method, Train
 from homelab.worker.model.build import load_model
 from homelab.worker.model.pretrained import DTYPES
 from homelab.worker.pipeline import neighbours

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.controller.config.recipe import Method
 from homelab.controller.planning.machines import machines
 from homelab.controller.planning.model.architecture import known
 from homelab.controller.planning.strategy import registry
@@ -12,6 +11,7 @@ from homelab.controller.planning.strategy.ddp import Ddp
 from homelab.controller.planning.time import network_cost
 from homelab.controller.planning.work import job
 from homelab.controller.planning.work.job import Job
+from homelab.shared.recipe import Method
 from tests import builders
 from tests.builders import NAMES
 

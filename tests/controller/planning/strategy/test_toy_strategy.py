@@ -10,13 +10,13 @@ import pytest
 
 from homelab.cli.main import run
 from homelab.controller.base.errors import HomelabError, InputError
-from homelab.controller.config.recipe import parallel
 from homelab.controller.planning.machines import machines
 from homelab.controller.planning.strategy import registry
 from homelab.controller.planning.strategy.base import Assignment, Strategy
 from homelab.controller.planning.types import Choice, RankPlan
 from homelab.controller.planning.work import job as jobs
 from homelab.controller.planning.work.job import Job, TrainingJob
+from homelab.shared.recipe import parallel
 from tests import builders
 
 RECIPE = """[model]
@@ -75,10 +75,10 @@ class Pipeline(Strategy):
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipeline]:
     monkeypatch.setattr(registry, "STRATEGIES", dict(registry.STRATEGIES))
-    monkeypatch.setattr(parallel, "STRATEGY_NAMES", list(parallel.STRATEGY_NAMES))
     strategy = Pipeline()
     registry.register(strategy)
     yield strategy
+    parallel.STRATEGY_NAMES.remove(strategy.name)
 
 
 def planned(folder: Path, capsys: pytest.CaptureFixture[str], strategy: str, *options: str) -> tuple[int, str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from homelab.controller.config.recipe import Method, Train
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.memory.activations import width
 from homelab.controller.planning.memory.rank_memory import ALLOCATOR, ALLOCATOR_FRACTION, COMMUNICATOR, COMMUNICATOR_BYTES, RankSetup
@@ -27,6 +26,7 @@ from homelab.shared.protocol.memory_items import (
     STEP,
     WORKING_SET,
 )
+from homelab.shared.recipe import Method, Train
 
 # homelab.worker.pipeline.neighbours: both are in the host's memory, so a card holds only the message that it computes with.
 _RECEIVES_AHEAD = 2

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from homelab.controller.config.recipe import Method, Train
 from homelab.controller.planning.model.architecture import Architecture
 from homelab.controller.planning.time import hidden_wire
 from homelab.shared.law import pipeline_schedule
+from homelab.shared.recipe import Method, Train
 
 
 @dataclass(frozen=True)

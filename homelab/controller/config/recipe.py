@@ -1,38 +1,17 @@
-"""A whole recipe: one that the built-in worker trains, or one that brings its own program."""
+"""A whole recipe: one that the built-in worker trains, or one that brings its own program. Nothing in `[train]` names a node; which node computes
+what belongs to the plan. The sections are those of `homelab.shared.recipe`."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from homelab.controller.base.models import ConfigModel
+from homelab.controller.config.deciding import deciding
 from homelab.controller.config.environment import RecipeEnvironment, refusal_of_the_law
-from homelab.controller.config.recipe.data import Data
-from homelab.controller.config.recipe.deciding import deciding
-from homelab.controller.config.recipe.operation import Checkpoint, Recovery, Tracking
-from homelab.controller.config.recipe.parallel import Parallel
-from homelab.controller.config.recipe.training import Method, Model, Train
-
-
-class Script(ConfigModel):
-    """Any Python program that torchrun can start, instead of the built-in worker. The path is relative to the recipe; it is shipped.
-
-    So are the modules beside it that it imports, and `files`: files and folders beside the script or below, relative to the recipe.
-    """
-
-    path: str = Field(min_length=1)
-    args: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _lists_are_tuples(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            data = {key: tuple(value) if key in ("args", "files") and isinstance(value, list) else value for key, value in data.items()}
-        return data
+from homelab.shared.recipe import Checkpoint, Data, Method, Model, Parallel, Recovery, Script, Tracking, Train
 
 
 class RunSections(ConfigModel):

@@ -1,13 +1,11 @@
-"""`[data]`: where the samples come from."""
+"""`[data]`: where the samples come from. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
-
-from homelab.controller.base.models import ConfigModel
+from homelab.shared.markers import AtLeast, AtMost, Holds, Shortest
 from homelab.shared.protocol.row_forms import CHAT, PAIR, TEXT
 
 
@@ -26,25 +24,29 @@ class HubData:
         return f"{self.path}:{self.config or ''}:{self.split}@{self.revision or ''}"
 
 
-class Columns(ConfigModel):
+Word = Annotated[str, Shortest(1)]
+
+
+@dataclass(frozen=True)
+class Columns:
     """Which column of the data is which part of a row, where its name does not say it. Parts that are left out are found by their usual names.
 
     `messages` is a conversation, with `role` and `content` the keys of its messages; or `prompt` (with a further `input`) and `completion`;
     or `text`. `system`, `history`, `tools`, `documents` and `chat_template_kwargs` go to the chat template with them.
     """
 
-    messages: str | None = Field(default=None, min_length=1)
-    role: str | None = Field(default=None, min_length=1)
-    content: str | None = Field(default=None, min_length=1)
-    prompt: str | None = Field(default=None, min_length=1)
-    input: str | None = Field(default=None, min_length=1)
-    completion: str | None = Field(default=None, min_length=1)
-    text: str | None = Field(default=None, min_length=1)
-    system: str | None = Field(default=None, min_length=1)
-    history: str | None = Field(default=None, min_length=1)
-    tools: str | None = Field(default=None, min_length=1)
-    documents: str | None = Field(default=None, min_length=1)
-    chat_template_kwargs: str | None = Field(default=None, min_length=1)
+    messages: Word | None = None
+    role: Word | None = None
+    content: Word | None = None
+    prompt: Word | None = None
+    input: Word | None = None
+    completion: Word | None = None
+    text: Word | None = None
+    system: Word | None = None
+    history: Word | None = None
+    tools: Word | None = None
+    documents: Word | None = None
+    chat_template_kwargs: Word | None = None
 
     @property
     def kind(self) -> str | None:
@@ -55,22 +57,27 @@ class Columns(ConfigModel):
             return PAIR
         return TEXT if self.text else None
 
-    @model_validator(mode="after")
-    def _of_one_kind(self) -> Columns:
+    def __post_init__(self) -> None:
         kinds = [name for name, parts in (
             ("messages (with role, content)", (self.messages, self.role, self.content)),
             ("prompt and completion (with input, history)", (self.prompt, self.input, self.completion, self.history)), ("text", (self.text,)),
         ) if any(parts)]  # fmt: skip
         if len(kinds) > 1:
             raise ValueError(f"`columns` names {' beside '.join(kinds)}: a row is one of them")
-        named = [column for part, column in self if column and part not in ("role", "content")]
+        named = [column for part, column in vars(self).items() if column and part not in ("role", "content")]
         twice = sorted({column for column in named if named.count(column) > 1})
         if twice:
             raise ValueError(f"`columns` names {', '.join(twice)} twice")
-        return self
 
 
-class Data(ConfigModel):
+def _names_something(place: str | None) -> str | None:
+    if place is not None and not place.removeprefix("hub:").strip():
+        raise ValueError("a path relative to the recipe, a path on every node (/ or ~/), or hub:org/name")
+    return place
+
+
+@dataclass(frozen=True)
+class Data:
     """Where the samples come from: a path relative to the recipe (shipped to the nodes), a path on every node, or hub:org/name.
 
     Of data from the hub, `config` names one of several configurations, `split` what is trained on, `eval_split` what is evaluated on, and
@@ -79,60 +86,48 @@ class Data(ConfigModel):
     as they stand, and do not go into the chat template of a model that has one. `columns` says which column of the data is which, where it cannot be known.
     """
 
-    train: str = Field(min_length=1)
-    eval: str | None = None
-    eval_fraction: float = Field(default=0.0, ge=0.0, le=0.5)
+    train: Annotated[str, Shortest(1), Holds(_names_something)]
+    eval: Annotated[str | None, Holds(_names_something)] = None
+    eval_fraction: Annotated[float, AtLeast(0), AtMost(0.5)] = 0.0
     format: Literal["auto", "chat", "prompt-completion", "text"] = "auto"
     completion_only: bool = True
     packing: bool = False
-    config: str | None = Field(default=None, min_length=1)
-    revision: str | None = Field(default=None, min_length=1)
-    split: str = Field(default="train", min_length=1)
-    eval_config: str | None = Field(default=None, min_length=1)
-    eval_revision: str | None = Field(default=None, min_length=1)
-    eval_split: str = Field(default="validation", min_length=1)
+    config: Word | None = None
+    revision: Word | None = None
+    split: Word = "train"
+    eval_config: Word | None = None
+    eval_revision: Word | None = None
+    eval_split: Word = "validation"
     text_column: str = "text"
     template: Literal["auto", "none"] = "auto"
     columns: Columns | None = None
 
-    @field_validator("train", "eval")
-    @classmethod
-    def _names_something(cls, place: str | None) -> str | None:
-        if place is not None and not place.removeprefix("hub:").strip():
-            raise ValueError("a path relative to the recipe, a path on every node (/ or ~/), or hub:org/name")
-        return place
+    def __post_init__(self) -> None:
+        self._hub_keys_need_the_hub()
+        self._eval_is_not_train()
+        self._template_and_columns_are_of_the_format()
 
-    @model_validator(mode="after")
-    def _hub_keys_need_the_hub(self) -> Data:
+    def _hub_keys_need_the_hub(self) -> None:
         for key in ("config", "revision", "eval_config", "eval_revision"):
             role = "eval" if key.startswith("eval_") else "train"
             if getattr(self, key) is not None and not (getattr(self, role) or "").startswith("hub:"):
                 raise ValueError(f'`{key}` is for data from the hub: {role} = "hub:org/name"')
-        return self
 
-    @model_validator(mode="after")
-    def _eval_is_not_train(self) -> Data:
+    def _eval_is_not_train(self) -> None:
         of_train, of_eval = self.hub("train"), self.hub("eval")
         if of_train is not None and of_train == of_eval:
             raise ValueError(
                 "`eval` would be the very rows that are trained on: `eval_split` names other ones, or `eval_fraction` sets some aside"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _chats_need_their_template(self) -> Data:
-        if self.template == "none" and CHAT in (self.format, self.columns.kind if self.columns else None):
-            raise ValueError('`template` = "none" is for plain prompts and completions: a chat is only text by its chat template')
-        return self
-
-    @model_validator(mode="after")
-    def _columns_are_of_the_format(self) -> Data:
+    def _template_and_columns_are_of_the_format(self) -> None:
         kind = self.columns.kind if self.columns is not None else None
+        if self.template == "none" and CHAT in (self.format, kind):
+            raise ValueError('`template` = "none" is for plain prompts and completions: a chat is only text by its chat template')
         if kind is not None and self.format not in ("auto", kind):
             raise ValueError(f'`columns` names the columns of format = "{kind}", and `format` is "{self.format}"')
         if self.columns is not None and self.columns.text and self.text_column not in ("text", self.columns.text):
             raise ValueError("`text_column` and `columns` name two columns of text: leave one out")
-        return self
 
     def hub(self, role: str) -> HubData | None:
         """What `role` ("train" or "eval") names on the hub; None for a file, and where there is no such data."""
