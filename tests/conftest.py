@@ -4,6 +4,7 @@ any machine: a limit is there for what hangs, not for what is slow.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +12,51 @@ from pathlib import Path
 import pytest
 import pytest_timeout
 
-from tests.lanes import pytest_addoption, pytest_configure  # noqa: F401
+from tests import costs, lanes, selection
 
 LEAST_S = 120.0  # any test; the first of a file often brings a lab up in this time, too
 LAST_S = 300.0
 LONG = ("e2e", "cli", "worker", "lab", "remote")
 
+# A slow machine, and what is thorough: every limit is so many times as long.
+PATIENCE = float(os.environ.get("HOMELAB_TESTS_PATIENCE", "1"))
+COSTS = costs.ROOT / ".pytest_cache" / "costs.jsonl"
+
 # A shell starts what it puts into the background with Ctrl-C ignored, and children inherit that: our tests send it to some.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    lanes.add_option(parser)
+    parser.addoption("--select", metavar="fast|changed[:COMMIT]", help="only the test files without torch and labs, or above a change")
+    parser.addoption("--budgets", action="store_true", help="fail when a test file costs more CPU than tests/budgets.toml says")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    lanes.configure(config)
+    config.pluginmanager.register(costs.Costs(COSTS))
+    if config.option.select:
+        config.stash[CHOSEN] = selection.selected(config.option.select)
+
+
+CHOSEN = pytest.StashKey[set[str]]()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    chosen = config.stash.get(CHOSEN, None)
+    if chosen is None or collection_path.is_dir() or not collection_path.is_relative_to(costs.ROOT):
+        return None
+    return str(collection_path.relative_to(costs.ROOT)) not in chosen or None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.option.budgets and (dear := costs.over_budget(costs.by_file(COSTS), *costs.told())):
+        session.config.stash[DEAR] = dear
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+
+
+DEAR = pytest.StashKey[list[str]]()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -40,8 +78,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
     for item in items:
         limit = item.get_closest_marker("timeout")
-        if limit is not None and limit.args[0] < LEAST_S:
-            item.add_marker(pytest.mark.timeout(LEAST_S), append=False)
+        if limit is not None and (limit.args[0] < LEAST_S or PATIENCE > 1):
+            item.add_marker(pytest.mark.timeout(max(limit.args[0], LEAST_S) * PATIENCE), append=False)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -54,12 +92,12 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         hook.pytest_timeout_set_timer(item=item, settings=settings)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The shape of the house, as `tests/test_limits.py` holds it."""
-    if not any(
-        "test_limits.py" in report.nodeid for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
-    ):
-        return  # reading the whole house takes seconds
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """What costs more than it may, and the shape of the house as `tests/test_limits.py` holds it."""
+    for line in config.stash.get(DEAR, []):
+        terminalreporter.write_line(f"too dear: {line}", red=True)
+    if not any(report.nodeid.startswith("tests/test_limits.py") for report in terminalreporter.getreports("passed")):
+        return
     from tests import limits
 
     terminalreporter.section("the shape of the house")

@@ -28,11 +28,11 @@ from _pytest.runner import runtestprotocol
 END_S = 300.0  # after Ctrl-C: as long as a lab may take to go down
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def add_option(parser: pytest.Parser) -> None:
     parser.addoption("--lanes", type=int, default=0, metavar="N", help="run the tests in N processes that are forked after one collection")
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def configure(config: pytest.Config) -> None:
     if config.option.lanes:
         config.pluginmanager.register(Lanes(config, config.option.lanes))
 

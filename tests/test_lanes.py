@@ -44,8 +44,9 @@ def test_skips_and_passes(n): n or pytest.skip("not the first")
 
 def command(folder: Path, *options: str) -> tuple[list[str], dict[str, str]]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    line = [sys.executable, "-m", "pytest", "-p", "tests.lanes", "--rootdir", str(folder), "-c", "/dev/null", *options, str(folder)]
-    return line, environment | {"PYTHONPATH": str(ROOT)}
+    (folder / "lane_options.py").write_text("from tests.lanes import add_option as pytest_addoption, configure as pytest_configure")
+    line = [sys.executable, "-m", "pytest", "-p", "lane_options", "--rootdir", str(folder), "-c", "/dev/null", *options, str(folder)]
+    return line, environment | {"PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
 
 
 def write(folder: Path, files: dict[str, str]) -> None:

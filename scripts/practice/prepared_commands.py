@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import os
@@ -24,6 +25,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 _MOST_BYTES = 1 << 18
+spent_s = 0.0  # CPU seconds of all commands so far
 # Other people's packages, and of ours only what looks at no environment.
 IMPORTED = (
     "fabric", "humanize", "paramiko", "rich.console", "rich.live", "rich.table", "typer.exceptions",
@@ -52,11 +54,13 @@ def run(arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout_
             pid = int(answers.readline())
             here.settimeout(timeout_s)
             try:
-                code = int(answers.readline())
+                code, cost_s = json.loads(answers.readline())
             except TimeoutError:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                 raise subprocess.TimeoutExpired(list(arguments), timeout_s, *said()) from None
+        global spent_s
+        spent_s += cost_s
         return subprocess.CompletedProcess(list(arguments), code, *said())
 
 
@@ -100,9 +104,9 @@ def _become(request: dict[str, Any], out: int, err: int, answers: int) -> dict[s
     pid = os.fork()
     if pid:
         os.write(answers, b"%d\n" % pid)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        _, status, used = os.wait4(pid, 0)
         with contextlib.suppress(OSError):
-            os.write(answers, b"%d\n" % code)
+            os.write(answers, json.dumps([os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime]).encode() + b"\n")
         os._exit(0)
     for descriptor, target in ((out, 1), (err, 2)):
         os.dup2(descriptor, target)
@@ -114,6 +118,8 @@ def _become(request: dict[str, Any], out: int, err: int, answers: int) -> dict[s
 if __name__ == "__main__":
     for name in IMPORTED:
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # else each command walks through all of it at its end, and copies the pages: 0.15 of 0.26 s
     asked = _serve(socket.socket(fileno=int(sys.argv[1])))
     if asked is not None:
         os.chdir(asked["cwd"])

@@ -37,12 +37,10 @@ def place() -> Iterator[Ground]:
         yield made
 
 
-# Each starts the training two or three times over. What else kills a worker is in test_supervisor.py (thorough) and test_head_supervisor.py,
-# what a damaged checkpoint does in tests/worker/checkpoints/test_spread.py.
-QUICK = ("power-cut",)
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in catalogue.FAST])
+# Each starts the training two or three times over. A killed worker that the supervisor brings back is in test_law.py, quick; what a damaged
+# checkpoint does is in tests/worker/checkpoints/test_spread.py.
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", catalogue.FAST)
 def test_survived(place: Ground, name: str) -> None:
     outcome = play(place, CASES[name], seed=1)
     if outcome.missing:
@@ -53,6 +51,7 @@ def test_survived(place: Ground, name: str) -> None:
         assert [restart["node"] for restart in restarts] == [outcome.node], restarts
 
 
+@pytest.mark.thorough  # tests/benchmarks/test_chaos_scene.py has it without a lab
 def test_what_this_machine_lacks_is_no_failure(place: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     found = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name, *rest, **more: None if name == "cc" else found(name, *rest, **more))

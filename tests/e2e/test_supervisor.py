@@ -85,7 +85,7 @@ def events(paths: RunPaths) -> list[str]:
     return [event["what"] for event in store.read_lines(paths.events_jsonl)]
 
 
-@pytest.mark.thorough  # test_chaos has the longer way back: from a node without power
+@pytest.mark.thorough  # test_law.py has a killed worker, quick
 def test_a_killed_supervisor_and_a_worker_killed_while_nobody_looks(supervised: Desk, lab: Lab, reference: Run) -> None:
     """(What a supervisor does about the other faults is in test_chaos.py.)"""
     run = supervised.launch("law.toml")

@@ -2,14 +2,17 @@
 
 The ranks are real processes with torchrun's environment, a store as torchrun's agent has one, gloo, and the worker's own `main`.
 Requests come as JSON lines on stdin: {"ranks": [environment of each rank], "output": file, "timeout_s": ...}; the answer is a JSON
-line with the exit codes. FORKS_ENTRY in a rank's environment may name another function than `main`. What goes wrong shows in the output file, as in torchrun's.
+line with the exit codes, and the CPU seconds of all ranks so far.
+FORKS_ENTRY in a rank's environment may name another function than `main`. What goes wrong shows in the output file, as in torchrun's.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -21,9 +24,14 @@ def main() -> None:
     import peft  # noqa: F401
     import transformers.models.llama.modeling_llama  # noqa: F401
 
+    gc.collect()
+    gc.freeze()  # the ranks' collectors leave these pages alone
+
     for line in sys.stdin:
         request = json.loads(line)
-        print(json.dumps(run(**request)), flush=True)
+        codes = run(**request)
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        print(json.dumps({"codes": codes, "cpu_s": used.ru_utime + used.ru_stime}), flush=True)
 
 
 def run(ranks: list[dict[str, str]], output: str, timeout_s: float, after_failure_s: float) -> list[int]:

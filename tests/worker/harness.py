@@ -197,6 +197,11 @@ def collect(run: Path, attempt: int, places: Sequence[str]) -> None:
             shutil.copytree(own / "attempts" / str(attempt), run / "attempts" / str(attempt), dirs_exist_ok=True)
 
 
+# What hangs is ended after it; HOMELAB_TESTS_PATIENCE: so many times as long.
+LIMIT_S = 60 * float(os.environ.get("HOMELAB_TESTS_PATIENCE", "1"))
+spent_s = 0.0  # CPU seconds of all ranks so far
+
+
 class Forks:
     """Runs attempts as `train` does, without the seconds that importing torch takes: see forks.py."""
 
@@ -206,9 +211,10 @@ class Forks:
             [sys.executable, "-m", "tests.worker.forks"], env=environment, cwd=REPOSITORY, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
+        self.cpu_s = 0.0
 
     def run(
-        self, run: Path, attempt: int, shares: Sequence[int], *, timeout_s: float = 60, after_failure_s: float = 15,
+        self, run: Path, attempt: int, shares: Sequence[int], *, timeout_s: float = LIMIT_S, after_failure_s: float = 15,
         prepare: Callable[[], object] = lambda: None, entry: str = "homelab.worker.training.train:main", **plan: Any,
     ) -> tuple[list[int], str]:  # fmt: skip
         """Plan and run one attempt; the ranks' exit codes and output. `prepare` comes in between; `entry` ("module:function") is what ranks run.
@@ -237,7 +243,10 @@ class Forks:
             json.dumps({"ranks": own, "output": str(output), "timeout_s": timeout_s, "after_failure_s": after_failure_s}) + "\n"
         )
         self.process.stdin.flush()
-        codes = json.loads(self.process.stdout.readline())
+        answer = json.loads(self.process.stdout.readline())
+        global spent_s
+        spent_s += answer["cpu_s"] - self.cpu_s
+        codes, self.cpu_s = answer["codes"], answer["cpu_s"]
         collect(run, attempt, places)
         return codes, output.read_text() if output.exists() else ""
 

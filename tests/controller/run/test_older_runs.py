@@ -36,8 +36,10 @@ class Desk:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.runs = folder, folder / "runs"
-        shutil.copytree(FIXTURES / "controller", self.runs)
-        shutil.copytree(FIXTURES / "nodes", folder / "nodes")
+        self.copies = {FIXTURES / "controller": self.runs, FIXTURES / "nodes": folder / "nodes"}
+        for source, target in self.copies.items():
+            shutil.copytree(source, target)
+        self.as_copied = self.files()
         self.fleet = FakeFleet(folder / "nodes", NODES)
         (folder / "cluster.toml").write_text(
             "".join(f'[[nodes]]\nname = "{name}"\nhost = "{builders.address_of(name)}"\n' for name in NODES)
@@ -46,6 +48,24 @@ class Desk:
     def homelab(self, *arguments: str) -> int:
         """The exit code of a command."""
         return main.run([*arguments, "--cluster", str(self.folder / "cluster.toml"), "--runs-dir", str(self.runs)])
+
+    def files(self) -> dict[Path, tuple[int, int, int]]:
+        """Everything below both folders, with what a write changes. Folders and files alike."""
+        found = (path for target in self.copies.values() for path in target.rglob("*"))
+        return {path: (status.st_ino, status.st_size, status.st_mtime_ns) for path in found if (status := path.lstat())}
+
+    def restore(self) -> None:
+        """As it was copied: what is new goes, and what a test or a command wrote is copied again. All else stays where it is."""
+        for path, stamp in self.files().items():
+            if path.is_dir() and path not in self.as_copied:
+                shutil.rmtree(path)
+            elif path.is_file() and self.as_copied.get(path) != stamp:
+                path.unlink()
+        for source, target in self.copies.items():
+            for path in (path for path in self.as_copied if path.is_relative_to(target) and not path.exists()):
+                original = source / path.relative_to(target)
+                path.mkdir(parents=True) if original.is_dir() else shutil.copy2(original, path)
+        self.as_copied = self.files()
 
     def switch_off(self) -> None:
         """Nobody answers any more."""
@@ -260,6 +280,4 @@ def test_a_damaged_file_is_never_a_traceback(desk: Desk, capsys: pytest.CaptureF
             halt.newest_checkpoint(desk.fleet, paths, list(NODES), silent={}, from_scratch="always", say=lambda text: None)
         except HomelabError as error:
             assert error.message and error.hint, name
-        for folder, target in (("controller", desk.runs), ("nodes", desk.folder / "nodes")):
-            shutil.rmtree(target)
-            shutil.copytree(FIXTURES / folder, target)
+        desk.restore()

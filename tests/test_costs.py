@@ -1,0 +1,67 @@
+"""What a test costs is written down, and a file that costs more than its budget fails the run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+from tests import costs, selection
+
+SAMPLE = """
+import subprocess, sys, time
+SPEND = "import time; end = time.process_time() + 0.3\\nwhile time.process_time() < end: pass"
+def test_computes(): exec(SPEND)
+def test_has_it_computed(): subprocess.run([sys.executable, "-c", SPEND], check=True)
+def test_waits(): time.sleep(0.5)
+"""
+OPTIONS = """
+from pathlib import Path
+from tests.costs import Costs
+def pytest_configure(config): config.pluginmanager.register(Costs(Path(__file__).with_name("costs.jsonl")))
+"""
+
+
+def test_cpu_seconds_of_a_test_and_its_children(tmp_path: Path) -> None:
+    (tmp_path / "test_sample.py").write_text(SAMPLE)
+    (tmp_path / "options_here.py").write_text(OPTIONS)
+    line = [sys.executable, "-m", "pytest", "-p", "options_here", "--rootdir", str(tmp_path), "-c", "/dev/null", str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    environment["PYTHONPATH"] = f"{costs.ROOT}{os.pathsep}{tmp_path}"
+    subprocess.run(line, check=True, env=environment, capture_output=True, timeout=60)
+    computes, asks, waits = map(eval, (tmp_path / "costs.jsonl").read_text().splitlines())
+    assert computes["cpu_seconds"] >= 0.3 and asks["cpu_seconds"] >= 0.3
+    assert waits["cpu_seconds"] < 0.3 and waits["seconds"] >= 0.5
+    (spent,) = costs.by_file(tmp_path / "costs.jsonl").values()
+    assert spent >= 0.6
+
+
+def test_half_more_than_the_budget_is_too_dear() -> None:
+    budgets = {"tests/a.py": 10.0, "tests/b.py": 10.0}
+    found = costs.over_budget(Counter({"tests/a.py": 15.1, "tests/b.py": 14.9, "tests/c.py": 3.1}), budgets, 2.0)
+    assert [line.split(":")[0] for line in found] == ["tests/a.py", "tests/c.py"]
+
+
+def test_every_budget_is_of_a_file() -> None:
+    budgets, default = costs.told()
+    assert [name for name in budgets if not (costs.ROOT / name).is_file()] == []
+    assert all(budget > default > 0 for budget in budgets.values())
+
+
+def test_fast_tests_need_no_torch_and_no_lab() -> None:
+    fast = selection.fast()
+    assert {"tests/shared/law/test_order.py", "tests/controller/planning/test_plan.py", "tests/controller/dashboard/test_view.py"} <= fast
+    assert not any(name.startswith(("tests/e2e/", "tests/lab/", "tests/cli/")) for name in fast)
+    assert "tests/worker/training/test_exactness.py" not in fast and len(fast) > 100
+
+
+def test_what_lies_above_a_change_is_chosen() -> None:
+    view = selection.above(["homelab/controller/dashboard/view.py"])
+    assert {"tests/controller/dashboard/test_view.py", "tests/cli/test_status.py", "tests/test_limits.py"} <= view
+    assert "tests/shared/law/test_order.py" not in view and "tests/worker/training/test_exactness.py" not in view
+    assert "tests/worker/training/test_exactness.py" in selection.above(["tests/worker/harness.py"])
+    assert "tests/e2e/test_law.py" in selection.above(["homelab/worker/training/trainer.py"])
+    assert "tests/test_readme.py" in selection.above(["README.md"])
+    assert selection.above([]) == set()
