@@ -255,7 +255,6 @@ def test_help_is_light() -> None:
         "paramiko",
         "invoke",
         "pydantic",
-        "humanize",
         "tomlkit",
         "homelab.lab",
         "homelab.controller.config",

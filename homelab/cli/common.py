@@ -18,8 +18,11 @@ from homelab.controller.base.hint import Hint, Options, for_recipe, homelab, wit
 if TYPE_CHECKING:
     from homelab.controller.attempt.placement import Where
     from homelab.controller.base.errors import HomelabError
+    from homelab.controller.base.say import Say
     from homelab.controller.checks.evidence import Finding
     from homelab.controller.config.cluster import Cluster
+    from homelab.controller.remote.fanout import Fleet
+    from homelab.controller.run.paths import RunPaths
 
 RecipeArgument = Annotated[Path, typer.Argument(help="The recipe file.", show_default=False, autocompletion=completion.recipes)]
 ClusterOption = Annotated[Path, typer.Option("--cluster", "-c", envvar="HOMELAB_CLUSTER", help="The cluster file.", show_default=True)]
@@ -83,6 +86,16 @@ def load_cluster(path: Path, nodes: str = "") -> Cluster:
             hint=Hint("{} finds your machines and replaces it; to plan without machines: {}", homelab("init"), homelab("plan RECIPE --offline")),
         )  # fmt: skip
     return cluster
+
+
+@contextmanager
+def fleet_of_run(run: str | None, cluster: Path, runs_dir: Path, as_json: bool) -> Iterator[tuple[Fleet, RunPaths, Say]]:
+    """The connections, the run that is meant, and how progress is shown: for a command about one run."""
+    from homelab.controller.remote.fanout import Fleet
+    from homelab.controller.run import run_lookup
+
+    with Fleet(load_cluster(cluster)) as fleet, progress(as_json) as say:
+        yield fleet, run_lookup.run(fleet, runs_dir, run, say), say
 
 
 def described_cluster(path: Path, nodes: str = "") -> Cluster:

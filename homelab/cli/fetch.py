@@ -28,12 +28,8 @@ def command(
     from homelab.controller.base.sanitize import plain
     from homelab.controller.base.units import decimal_size
     from homelab.controller.features.results import fetch
-    from homelab.controller.remote.fanout import Fleet
-    from homelab.controller.run import run_lookup
 
-    loaded = common.load_cluster(cluster)
-    with Fleet(loaded) as fleet, common.progress(as_json) as say:
-        paths = run_lookup.run(fleet, runs_dir, run, say)
+    with common.fleet_of_run(run, cluster, runs_dir, as_json) as (fleet, paths, say):
         place = folder or Path("models") / (f"{paths.name}-merged" if merged else paths.name)
         done = (fetch.merged if merged else fetch.model)(fleet, paths, place, say)
     if as_json:

@@ -49,12 +49,8 @@ def command(
     """Make one GGUF file of the trained model, with a Modelfile for Ollama. An adapter is merged first. llama.cpp's own converter works on the node."""
     from homelab.controller.base.units import decimal_size
     from homelab.controller.features.results import gguf
-    from homelab.controller.remote.fanout import Fleet
-    from homelab.controller.run import run_lookup
 
-    loaded = common.load_cluster(cluster)
-    with Fleet(loaded) as fleet, common.progress(as_json) as say:
-        paths = run_lookup.run(fleet, runs_dir, run, say)
+    with common.fleet_of_run(run, cluster, runs_dir, as_json) as (fleet, paths, say):
         place = folder or Path("models") / f"{paths.name}-{quantise}"
         done = gguf.gguf(fleet, paths, gguf.GgufRequest(quantise, llama_cpp), place, say)
     if as_json:

@@ -35,12 +35,8 @@ def command(
 ) -> int:
     """Put the adapter into its base model, on the CPU of the node that holds it, and measure the loss of the adapter and of each merge on the same rows."""
     from homelab.controller.features.results import merge
-    from homelab.controller.remote.fanout import Fleet
-    from homelab.controller.run import run_lookup
 
-    loaded = common.load_cluster(cluster)
-    with Fleet(loaded) as fleet, common.progress(as_json) as say:
-        paths = run_lookup.run(fleet, runs_dir, run, say)
+    with common.fleet_of_run(run, cluster, runs_dir, as_json) as (fleet, paths, say):
         done = merge.merge(fleet, paths, base, say)
     if as_json:
         common.print_json(done.model_dump())

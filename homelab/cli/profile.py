@@ -21,12 +21,8 @@ def command(
 ) -> int:
     """Fetch what `homelab launch --profile` has measured: the dearest operators, what goes over the wire, memory over time, and traces for Perfetto."""
     from homelab.controller.features.profile import fetch_profiles
-    from homelab.controller.remote.fanout import Fleet
-    from homelab.controller.run import run_lookup
 
-    loaded = common.load_cluster(cluster)
-    with Fleet(loaded) as fleet, common.progress(as_json) as say:
-        paths = run_lookup.run(fleet, runs_dir, run, say)
+    with common.fleet_of_run(run, cluster, runs_dir, as_json) as (fleet, paths, say):
         found = fetch_profiles.bring(fleet, paths, say)
     if as_json:
         common.print_json({"run": paths.name, **_document(found)})

@@ -36,15 +36,11 @@ def command(
     from homelab.controller.base.errors import InputError
     from homelab.controller.base.hint import homelab
     from homelab.controller.features.results import push, repository_name
-    from homelab.controller.remote.fanout import Fleet
-    from homelab.controller.run import run_lookup
 
     if len(words) > 2:
         raise InputError("there are too many words", where=" ".join(words), hint=homelab("push", "RUN", "NAME/MODEL"))
     wanted = push.PushRequest(repository_name.checked(words[-1]), base_model, is_merged=merged, is_public=public)
-    loaded = common.load_cluster(cluster)
-    with Fleet(loaded) as fleet, common.progress(as_json) as say:
-        paths = run_lookup.run(fleet, runs_dir, words[0] if len(words) == 2 else None, say)
+    with common.fleet_of_run(words[0] if len(words) == 2 else None, cluster, runs_dir, as_json) as (fleet, paths, say):
         place = Path("models") / (f"{paths.name}-merged" if merged else paths.name)
         done = push.push(fleet, paths, place, wanted, say)
     if as_json:

@@ -27,14 +27,11 @@ def command(
     from homelab.controller.base.errors import InputError
     from homelab.controller.base.units import decimal_size
     from homelab.controller.features.report import page, report_builder, report_sources
-    from homelab.controller.remote.fanout import Fleet
-    from homelab.controller.run import run_lookup, store
+    from homelab.controller.run import store
 
-    loaded = common.load_cluster(cluster)
-    with Fleet(loaded) as fleet, common.progress(as_json) as say:
-        paths = run_lookup.run(fleet, runs_dir, run, say)
+    with common.fleet_of_run(run, cluster, runs_dir, as_json) as (fleet, paths, say):
         say("gathering what is known of the run")
-        report = report_builder.build(report_sources.gather(fleet, paths, loaded))
+        report = report_builder.build(report_sources.gather(fleet, paths, fleet.cluster))
         file = output or paths.root / "report.html"
         if file.is_dir():
             raise InputError(

@@ -23,18 +23,14 @@ def command(
     """Stop a run. Its checkpoints stay: `homelab recover` goes on from the newest."""
     from homelab.controller.base.errors import InputError
     from homelab.controller.features.stop import stop
-    from homelab.controller.remote.fanout import Fleet
-    from homelab.controller.run import run_lookup
 
-    loaded = common.load_cluster(cluster)
     if orphans:
         if run is not None:
             raise InputError(
                 "--orphans is about all runs, and one is named", where=f"homelab stop {run} --orphans", hint="leave one of them out"
             )
-        return _orphans(loaded, runs_dir, common.same_options(cluster, runs_dir), as_json)
-    with Fleet(loaded) as fleet, common.progress(as_json) as say:
-        paths = run_lookup.run(fleet, runs_dir, run, say)
+        return _orphans(common.load_cluster(cluster), runs_dir, common.same_options(cluster, runs_dir), as_json)
+    with common.fleet_of_run(run, cluster, runs_dir, as_json) as (fleet, paths, say):
         outcome = stop.stop(fleet, paths, say)
     if as_json:
         common.print_json(outcome.as_dict())

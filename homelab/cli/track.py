@@ -35,13 +35,10 @@ def command(
     from homelab.controller.base.hint import homelab, with_options
     from homelab.controller.features.track.forwarding import ForwardRequest, track
     from homelab.controller.features.track.trackers import TRACKERS
-    from homelab.controller.remote.fanout import Fleet
-    from homelab.controller.run import run_folder, run_lookup
+    from homelab.controller.run import run_folder
 
     _refuse_unknown(to)
-    loaded = common.load_cluster(cluster)
-    with Fleet(loaded) as fleet, common.progress(as_json) as say:
-        paths = run_lookup.run(fleet, runs_dir, run, say)
+    with common.fleet_of_run(run, cluster, runs_dir, as_json) as (fleet, paths, say):
         trackers = tuple(dict.fromkeys(to)) or run_folder.description_of(paths).recipe.tracking.to
         _refuse_none(trackers, paths.name)
         with open(os.devnull, encoding="utf-8") as nothing:

@@ -28,12 +28,9 @@ def command(
     from homelab.controller.base.errors import EXIT_DONE, EXIT_UNREACHABLE
     from homelab.controller.diagnose import cause
     from homelab.controller.features.status import failure
-    from homelab.controller.remote.fanout import Fleet
-    from homelab.controller.run import run_lookup
 
     options = common.same_options(cluster, runs_dir)
-    with Fleet(common.load_cluster(cluster)) as fleet, common.progress(as_json) as say:
-        paths = run_lookup.run(fleet, runs_dir, run, say)
+    with common.fleet_of_run(run, cluster, runs_dir, as_json) as (fleet, paths, say):
         answer = failure.look(fleet, paths, attempt, say).with_options(common.options_of(cluster, runs_dir))
     if as_json:
         common.print_json(answer.as_dict())

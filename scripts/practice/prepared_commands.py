@@ -28,7 +28,7 @@ _MOST_BYTES = 1 << 18
 spent_s = 0.0  # CPU seconds of all commands so far
 # Other people's packages, and of ours only what looks at no environment.
 IMPORTED = (
-    "fabric", "humanize", "paramiko", "rich.console", "rich.live", "rich.table", "typer.exceptions",
+    "fabric", "paramiko", "rich.console", "rich.live", "rich.table", "typer.exceptions",
     "homelab.controller.checks.evidence", "homelab.controller.remote.fanout", "homelab.controller.remote.poll_reply",
 )  # fmt: skip
 

@@ -33,7 +33,7 @@ from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol.run_messages import SupervisorReply
 
 # The controller's packages in pyproject.toml, without tomlkit and PyYAML: only a person's own machine writes TOML and exports.
-PACKAGES = ("typer>=0.29", "rich>=13.9", "fabric>=3.2", "paramiko>=3.5", "pydantic>=2.14", "humanize>=4.11", "psutil>=6.1")
+PACKAGES = ("typer>=0.29", "rich>=13.9", "fabric>=3.2", "paramiko>=3.5", "pydantic>=2.14", "psutil>=6.1")
 OLDEST_PYTHON = (3, 11)
 KNOWN_HOSTS = "known_hosts"
 END_GRACE_S = 20.0

@@ -159,6 +159,10 @@ class Price(ConfigModel):
     price_per_kwh: float | None = Field(default=None, ge=0, le=1_000_000)
     currency: str = Field(default="", max_length=12)
 
+    def cost(self, kwh: float | None) -> float | None:
+        """Of so much energy; None where the energy or the price is not known."""
+        return kwh * self.price_per_kwh if kwh is not None and self.price_per_kwh is not None else None
+
 
 Occasion = Literal["done", "failed", "gave up", "needs you"]
 

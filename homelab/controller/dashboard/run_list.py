@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import humanize
 from rich.cells import cell_len
 from rich.text import Text
 
@@ -16,6 +15,7 @@ from homelab.controller.dashboard.columns import Column, lay
 _COLUMNS = (
     Column("run"), Column("state"), Column("attempt", "right", importance=3), Column("started", importance=1), Column("nodes", importance=2),
 )  # fmt: skip
+_UNITS = (("year", 365.25 * 86400), ("month", 30.5 * 86400), ("day", 86400.0), ("hour", 3600.0), ("minute", 60.0), ("second", 1.0))
 
 
 @dataclass(frozen=True)
@@ -52,4 +52,7 @@ def ago(moment: float | None, now: float) -> str:
         return ""
     if moment > now + 1.0:
         return time.strftime("%Y-%m-%d %H:%M, ahead of this clock", time.localtime(moment))
-    return humanize.naturaltime(max(0.0, now - moment))
+    passed_s = max(0.0, now - moment)
+    unit, length_s = next(((name, seconds) for name, seconds in _UNITS if passed_s >= seconds), ("", 1.0))
+    count = int(passed_s / length_s)
+    return f"{count} {unit}{'' if count == 1 else 's'} ago" if unit else "now"

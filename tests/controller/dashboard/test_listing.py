@@ -32,7 +32,20 @@ def test_the_least_important_columns_go_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ago_s", "said"), [(7200.0, "2 hours ago"), (0.0, "now"), (-0.5, "now"), (-7200.0, "ahead of this clock"), (None, "")]
+    ("ago_s", "said"),
+    [
+        (0.0, "now"),
+        (-0.5, "now"),
+        (1.0, "1 second ago"),
+        (59.9, "59 seconds ago"),
+        (60.0, "1 minute ago"),
+        (7200.0, "2 hours ago"),
+        (86400.0, "1 day ago"),
+        (40 * 86400.0, "1 month ago"),
+        (800 * 86400.0, "2 years ago"),
+        (-7200.0, "ahead of this clock"),
+        (None, ""),
+    ],
 )
 def test_what_lies_ahead_is_not_said_to_be_past(ago_s: float | None, said: str) -> None:
     seen = run_list.ago(None if ago_s is None else NOW - ago_s, NOW)

@@ -12,6 +12,7 @@ from homelab.controller.base.units import gibibytes
 from homelab.controller.config.cluster import Price
 from homelab.controller.config.recipe import Recipe
 from homelab.controller.features.bench.measurement import Measurement, joules_of, measure
+from homelab.controller.features.report.energy import JOULES_PER_KWH
 from homelab.controller.features.report.report_builder import Sources, counted
 from homelab.controller.planning.types import Plan
 
@@ -19,7 +20,6 @@ _HEADINGS = ("run", "nodes", "strategy", "tokens/s", "speed-up", "efficiency", "
 _MOST_SHOWN = 4
 # The order of a sum over ranks changes its last digits, and a training makes more of them (measured: 2e-6 in fp32 after 30 steps, 3e-3 in bf16 after 10).
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
-_J_PER_KWH = 3.6e6
 
 
 class Side(Value):
@@ -69,7 +69,7 @@ def side_of(sources: Sources, warmup: int) -> Side:
         run=sources.run, state=sources.state, recipe_hash=sources.about.recipe_hash, settings=_settings(sources.recipe), strategy=plan.strategy if plan else "",
         nodes=tuple(node.name for node in plan.nodes) if plan else (), precision=plan.precision if plan else "",
         measured=measure(lines, plan.world_size, plan.resume_step + warmup) if plan else None, alone_tokens_per_s=_alone(plan),
-        kwh_per_million_tokens=whole_j / _J_PER_KWH / (tokens / 1e6) if whole_j is not None and tokens else None,
+        kwh_per_million_tokens=whole_j / JOULES_PER_KWH / (tokens / 1e6) if whole_j is not None and tokens else None,
         losses={line.step: line.loss for line in trained if line.rank == 0 and line.step is not None and line.loss is not None},
     )  # fmt: skip
 
@@ -148,7 +148,7 @@ def _cost(one: RunComparison, price: Price) -> str:
     used = one.side.kwh_per_million_tokens
     if used is None:
         return ""
-    return f"{used:.3g} kWh" + (f", {used * price.price_per_kwh:.3g} {price.currency}".rstrip() if price.price_per_kwh is not None else "")
+    return f"{used:.3g} kWh" + ("" if (cost := price.cost(used)) is None else f", {cost:.3g} {price.currency}".rstrip())
 
 
 def _sentence(one: RunComparison, first: str) -> str:

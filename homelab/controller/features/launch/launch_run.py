@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from homelab.controller.attempt.placement import RunView, SupervisorPlacement, Where
+from homelab.controller.attempt.placement import SupervisorPlacement, Where
 from homelab.controller.attempt.remote_supervisor import SupervisorRequest
 from homelab.controller.config import profile_request
 from homelab.controller.config.profile_request import ProfiledSteps, ProfileRequest
@@ -17,7 +17,7 @@ from homelab.controller.config.program_command import Typed
 from homelab.controller.config.recipe import Recipe
 from homelab.controller.features.launch import prepare
 from homelab.controller.features.track import forwarder_start
-from homelab.controller.features.track.forwarder_start import TrackingView
+from homelab.controller.features.track.forwarder_start import StartView
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import claims, process_owner, store
@@ -39,7 +39,7 @@ class LaunchRequest:
     age_s: Callable[[], float] = process_owner.age_s
 
 
-class LaunchView(RunView, TrackingView, Protocol):
+class LaunchView(StartView, Protocol):
     """How the person is told."""
 
     def checked(self, prepared: prepare.Prepared) -> prepare.Prepared:
@@ -102,13 +102,9 @@ def _start(
         say(f"run {plan.run}")
 
         def leave(paths: RunPaths) -> None:
-            """Before a Ctrl-C counts again, and whatever becomes of the announcement: a run is left with its supervisor, or not at all."""
-            try:
+            with forwarder_start.left_running(placement, fleet, paths, request.cluster_file, names, view):
                 progress.close()  # on a terminal it would take what is printed now for its own
                 view.started(paths, plan, prepared.profiled)
-            finally:
-                placement.leave(fleet, paths, request.cluster_file, names, view)
-                forwarder_start.start(paths, request.cluster_file, view)
 
         with (
             claims.claimed(fleet, plan.run, names, "launched", age_s=request.age_s, is_launch=True) as claim,

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from homelab.controller.attempt import remote_supervisor, run_owner
-from homelab.controller.attempt.placement import RunView, SupervisorPlacement, Where
+from homelab.controller.attempt.placement import SupervisorPlacement, Where
 from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.facts.node_commands import on_node
 from homelab.controller.features.recover import examine, halt, resume, resume_guards, strategy_change
 from homelab.controller.features.track import forwarder_start
-from homelab.controller.features.track.forwarder_start import TrackingView
+from homelab.controller.features.track.forwarder_start import StartView
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import adoption, claims, run_folder, run_lookup, stopped_owner
@@ -53,7 +53,7 @@ class Recovered:
     """What became of the strategy, where the person named one."""
 
 
-class RecoverView(RunView, TrackingView, Protocol):
+class RecoverView(StartView, Protocol):
     """How the person is told."""
 
     def examined(self, examination: examine.Examination, notes: Sequence[Hint]) -> None:
@@ -97,15 +97,11 @@ def recover_run(fleet: Fleet, request: RecoverRequest, view: RecoverView) -> Run
         halted = halt.halt(run, examination, nodes=request.nodes, from_scratch="always" if request.from_scratch else "never")
 
         def leave(plan: Plan) -> None:
-            """Before a Ctrl-C counts again, and whatever becomes of the announcement: a run is left with its supervisor, or not at all."""
-            try:
+            # `exclusive` ends first: the supervisor holds the same lock, and claims the run when it fails.
+            with forwarder_start.left_running(placement, fleet, paths, request.cluster_file, request.nodes, view), closing(exclusive):
                 progress.close()  # on a terminal it would take what is printed now for its own
                 said = strategy_change.sentence(last, plan) if request.strategy else ""
                 view.resumed(Recovered(paths, plan, examination, notes, is_program=described.recipe.script is not None, strategy=said))
-            finally:
-                exclusive.close()  # the supervisor holds the same lock, and claims the run when it fails
-                placement.leave(fleet, paths, request.cluster_file, request.nodes, view)
-                forwarder_start.start(paths, request.cluster_file, view)
 
         last = run_folder.plan_of(paths)
         head = last.head if last.head in halted.names else halted.names[0]

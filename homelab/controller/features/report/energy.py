@@ -62,7 +62,7 @@ def energy(
     counted = sum(card.measured_tokens for card in cards.values())
     return Energy(
         cards=rows, kwh=kwh, is_complete=is_complete, price_per_kwh=price.price_per_kwh, currency=price.currency,
-        cost=kwh * price.price_per_kwh if kwh is not None and price.price_per_kwh is not None else None,
+        cost=price.cost(kwh),
         tokens_per_kwh=counted / kwh if kwh and counted and is_complete else None,
     )  # fmt: skip
 

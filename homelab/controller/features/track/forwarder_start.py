@@ -1,18 +1,22 @@
-"""Starting the forwarders of a run: a process for each tracker, beside the supervisor and on this machine alone. One that fails or hangs is in nobody's way."""
+"""What a started run is left with: its supervisor, and its forwarders: a process for each tracker, beside the supervisor and on this machine alone. One that fails or hangs is in nobody's way."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from homelab.controller.attempt.placement import RunView, SupervisorPlacement
 from homelab.controller.base import package
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.features.track import event_files
 from homelab.controller.features.track.trackers import TRACKERS
+from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import run_folder
 from homelab.controller.run.paths import RunPaths
 
@@ -23,6 +27,22 @@ class TrackingView(Protocol):
     def tracked(self, tracker: str, error: HomelabError | None) -> None:
         """The run's metrics go to this tracker, or do not yet, and the run trains all the same."""
         ...
+
+
+class StartView(RunView, TrackingView, Protocol):
+    """How the person is told of the supervisor and of the trackers of a run that was started."""
+
+
+@contextmanager
+def left_running(
+    placement: SupervisorPlacement, fleet: Fleet, paths: RunPaths, cluster_file: Path, names: Sequence[str], view: StartView
+) -> Iterator[None]:
+    """The run is announced inside. Whatever becomes of that, and before a Ctrl-C counts again, the run has its supervisor and its forwarders."""
+    try:
+        yield
+    finally:
+        placement.leave(fleet, paths, cluster_file, names, view)
+        start(paths, cluster_file, view)
 
 
 def start(paths: RunPaths, cluster_file: Path, view: TrackingView) -> None:
