@@ -1,4 +1,7 @@
-"""What a started run is left with: its supervisor, and its forwarders: a process for each tracker, beside the supervisor and on this machine alone. One that fails or hangs is in nobody's way."""
+"""What a started run is left with: its supervisor, and a forwarder for each tracker, a process on this machine.
+
+A forwarder that fails or hangs is in nobody's way.
+"""
 
 from __future__ import annotations
 
