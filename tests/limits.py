@@ -45,7 +45,6 @@ SHARED_NAMES = {
     "hub": "the Hugging Face hub",
     "inputs": "what a plan or a launch is made from",
     "lab": "the practice cluster",
-    "leftovers": "what is left of a run that is over",
     "logs": "what the ranks printed",
     "memory_dry_run": "a training step on fake tensors",
     "gguf": "a model as one GGUF file",

@@ -145,8 +145,8 @@ def print_json(value: Any) -> None:
     """One JSON document on stdout. What could not be written down meanwhile is its `warnings`; without any there is no such key."""
     from homelab.controller.run import store
 
-    if store.UNTOLD and isinstance(value, dict):
-        value = {**value, "warnings": [error.as_dict() for error in store.UNTOLD.values()]}
+    if store.UNWRITTEN and isinstance(value, dict):
+        value = {**value, "warnings": [error.as_dict() for error in store.UNWRITTEN.values()]}
     terminal.document(value)
 
 

@@ -39,7 +39,7 @@ def command(
         registry.skipped(only=[], skip=skip),
         common.supervise_where(supervise, no_supervise),
     )
-    typed = program_command.Typed(tuple(words), str(Path.cwd()))
+    typed = program_command.TypedCommand(tuple(words), str(Path.cwd()))
     with project_copy.recipe_of(program, Path.cwd()) as recipe:
         request = LaunchRequest(recipe, cluster, runs_dir, skipped, where, is_dry_run=dry_run, typed=typed)
         return launch.launched(request, nodes, wait=wait, as_json=as_json)

@@ -85,7 +85,7 @@ def keep(paths: RunPaths, attempt: int, diagnosis: Diagnosis, unreachable: Mappi
     """
     kept = better(paths, attempt, diagnosis, unreachable)
     if kept != read(paths, attempt):
-        with store.told(paths.diagnosis_json(attempt)):
+        with store.best_effort_write(paths.diagnosis_json(attempt)):
             store.write_json(paths.diagnosis_json(attempt), kept.model_dump(mode="json"))
     return kept
 

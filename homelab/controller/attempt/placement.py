@@ -89,7 +89,7 @@ class SupervisorPlacement:
         if place is not None:
             log = remote_supervisor.start(fleet, paths, place, say)
             return f"on {place.node}, whatever becomes of this machine; its log there: {log}"
-        with store.told(paths.supervised_json):
+        with store.best_effort_write(paths.supervised_json):
             paths.supervised_json.unlink(missing_ok=True)
         start(paths, cluster_file, nodes)
         return ""

@@ -168,7 +168,7 @@ def stop_all(
     return fleet.ask("stop", request, names=names, timeout_s=grace_s + 20.0)
 
 
-def keep(paths: RunPaths, fleet: Fleet, plan: Plan) -> None:
+def write_attempt_files(paths: RunPaths, fleet: Fleet, plan: Plan) -> None:
     """Write the attempt's plan and commands into the controller's run folder."""
     store.write_json(paths.plan_json(plan.attempt), plan.model_dump(mode="json"))
     from homelab.controller.planning.render import plan_table

@@ -20,7 +20,7 @@ _SAVED, _LAST = "$HOMELAB_CHECKPOINT_DIR", "$HOMELAB_LAST_CHECKPOINT"
 
 
 @dataclass(frozen=True)
-class Typed:
+class TypedCommand:
     """What a person typed behind `homelab run --`, and where: fixes name this folder's files and this command."""
 
     words: tuple[str, ...]

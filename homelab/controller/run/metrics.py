@@ -46,7 +46,7 @@ class Gathered:
         self._read()
 
     def add(self, new: Sequence[Line], resumed: Mapping[int, int]) -> None:
-        """Keep what is not known yet, and drop what was done again. A disk that refuses is told (`store.told`), and no error."""
+        """Keep what is not known yet, and drop what was done again. A disk that refuses is told (`store.best_effort_write`), and no error."""
         new = [line for line in new if is_line(line)]
         if not self._has_doubles and self._settled == resumed and all(key(line) in self._lines for line in new):
             return
@@ -60,7 +60,7 @@ class Gathered:
             if is_clean:
                 store.append_lines(self._paths.metrics_jsonl, [line for line in fresh if key(line) not in removed])
             else:
-                with store.told(self._paths.metrics_jsonl):
+                with store.best_effort_write(self._paths.metrics_jsonl):
                     text = "".join(json.dumps(line, sort_keys=True, ensure_ascii=False) + "\n" for line in self.lines)
                     store.write_text(self._paths.metrics_jsonl, text)
                     self._has_doubles = False

@@ -10,8 +10,8 @@ from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.base.hint import homelab
 from homelab.controller.base.say import Say
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import adoption, leftovers, run_folder, store
-from homelab.controller.run import supervisor_record as manual_lock
+from homelab.controller.run import adoption, run_folder, store, supervisor_record
+from homelab.controller.run import removed_secrets as leftovers
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.state import FINISHED
 from homelab.shared.protocol import layout, lock
@@ -92,7 +92,7 @@ def meant(created_at: Mapping[str, float], alive: Collection[str], undecided: Co
 def _is_beginning(paths: RunPaths) -> bool:
     """Nothing of it is on the nodes yet, and the command that launches it is at work."""
     is_before_start = run_folder.state_of(paths) in ("planned", "shipping", "starting")
-    return is_before_start and manual_lock.is_under_way(store.read_object(paths.supervisor_json))
+    return is_before_start and supervisor_record.is_under_way(store.read_object(paths.supervisor_json))
 
 
 def _refuse_unreadable(paths: RunPaths) -> None:
@@ -101,7 +101,7 @@ def _refuse_unreadable(paths: RunPaths) -> None:
         os.stat(paths.run_json)
     except PermissionError as error:
         raise HomelabError(
-            "this run's folder cannot be read: permission denied", where=str(paths.root), hint=store.fix(paths.run_json, error)
+            "this run's folder cannot be read: permission denied", where=str(paths.root), hint=store.disk_error_hint(paths.run_json, error)
         ) from error
     except OSError:
         return

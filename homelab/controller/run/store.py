@@ -53,13 +53,13 @@ _WORD_FOR_WORD = (layout.RUN_JSON, "cluster.json", layout.PLAN_JSON)
 _OF_A_RUN = layout.RUN_JSON
 
 # File -> why this process could not write it. A run continues when a file that only informs people cannot be written.
-UNTOLD: dict[Path, HomelabError] = {}
+UNWRITTEN: dict[Path, HomelabError] = {}
 
 
 def write_text(path: Path, text: str) -> None:
     """Write beside `path` and put it in place with one rename, without secrets that are known here. Raises HomelabError where the disk refuses."""
     text = text if path.name in _WORD_FOR_WORD else secrets.hide(text)
-    with written(path):
+    with disk_errors_as_hints(path):
         is_new = not path.parent.exists()
         if path.name == _OF_A_RUN:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -75,28 +75,30 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def written(path: Path) -> Iterator[None]:
+def disk_errors_as_hints(path: Path) -> Iterator[None]:
     """What the disk refuses, as an error a person can fix."""
     try:
         yield
     except OSError as error:
-        raise HomelabError(f"it cannot be written: {error.strerror or error}", where=str(path), hint=fix(path, error)) from error
+        raise HomelabError(
+            f"it cannot be written: {error.strerror or error}", where=str(path), hint=disk_error_hint(path, error)
+        ) from error
 
 
 @contextlib.contextmanager
-def told(path: Path) -> Iterator[None]:
+def best_effort_write(path: Path) -> Iterator[None]:
     """Around writing what people are only told: where the disk refuses it, that is remembered in `UNTOLD`, and what is done goes on.
 
     Files that a later command relies on (a plan, run.json) need `written`: there the disk must be fixed first.
     """
     try:
-        with written(path):
+        with disk_errors_as_hints(path):
             yield
     except HomelabError as error:
-        UNTOLD[path] = error
+        UNWRITTEN[path] = error
 
 
-def fix(path: Path, error: OSError) -> str:
+def disk_error_hint(path: Path, error: OSError) -> str:
     """The command after which `path` can be written, as far as what the system says of it tells."""
     absolute = path.absolute()
     folder = next((parent for parent in absolute.parents if os.path.isdir(parent)), absolute.parent)
@@ -131,7 +133,7 @@ def _mount(folder: Path) -> Path:
 
 def copy(source: Path, target: Path) -> None:
     """Copy a file into a run's folder."""
-    with written(target):
+    with disk_errors_as_hints(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
 
@@ -156,7 +158,7 @@ def append_lines(path: Path, values: list[dict[str, Any]]) -> None:
     """Append JSON objects, one per line, to a file that people are only told by (`told`)."""
     if not values:
         return
-    with told(path):
+    with best_effort_write(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+", encoding="utf-8", errors="backslashreplace") as stream:
             end = stream.seek(0, os.SEEK_END)
@@ -184,7 +186,7 @@ def set_state(paths: RunPaths, state: str, attempt: int, *, intent: str | None =
     """
     if intent is None:
         intent = intent_of(paths, attempt)
-    with told(paths.state_json):
+    with best_effort_write(paths.state_json):
         write_json(paths.state_json, {"state": state, "attempt": attempt, "intent": intent, "updated_at": time.time()})
 
 
@@ -215,7 +217,7 @@ def take_name(folder: Path, label: str, now: float, taken: set[str]) -> str:
     """`new_name`, and its folder made in `folder`: two that launch at the same moment never have the same. Raises HomelabError."""
     while True:
         name = new_name(label, now, taken)
-        with written(folder / name):
+        with disk_errors_as_hints(folder / name):
             folder.parent.mkdir(parents=True, exist_ok=True)
             folder.mkdir(mode=0o700, exist_ok=True)
             try:
@@ -250,7 +252,7 @@ def runs_in(folder: Path) -> list[RunPaths]:
         return []
     except OSError as error:
         raise HomelabError(
-            f"the runs in it cannot be listed: {error.strerror}", where=str(folder), hint=fix(folder / "run", error)
+            f"the runs in it cannot be listed: {error.strerror}", where=str(folder), hint=disk_error_hint(folder / "run", error)
         ) from error
     runs = []
     for name in names:

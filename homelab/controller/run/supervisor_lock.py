@@ -36,7 +36,9 @@ def held(paths: RunPaths) -> Iterator[bool]:
         # Not blocking, because the file may be a named pipe.
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
     except OSError as error:
-        raise HomelabError(f"the lock of this run cannot be had: {error.strerror}", where=str(file), hint=store.fix(file, error)) from error
+        raise HomelabError(
+            f"the lock of this run cannot be had: {error.strerror}", where=str(file), hint=store.disk_error_hint(file, error)
+        ) from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""The lock of a recovery by hand: while it is held no supervisor of this machine and no other `homelab recover` acts on the run."""
+"""supervisor.json: which process here starts or supervises the run, and its restarts. `exclusive` lets one of them act at a time."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def exclusive(paths: RunPaths, *, wants_supervisor: bool = False) -> Iterator[No
             if time.monotonic() > deadline:
                 raise _busy(paths)
             time.sleep(0.05)
-        told(paths, DOING, wants_supervisor)
+        record_holder(paths, DOING, wants_supervisor)
         yield
 
 
-def told(paths: RunPaths, doing: str, wants_supervisor: bool) -> None:
+def record_holder(paths: RunPaths, doing: str, wants_supervisor: bool) -> None:
     """Write down that this process starts the run now, and whether it is to leave a supervisor: it may be killed before it has."""
     record = reset_history(valid_history(store.read_object(paths.supervisor_json)))
     own_entry = {"pid": os.getpid(), "doing": doing, "why": "homelab recover" if doing == DOING else "homelab launch", "since": time.time()}

@@ -14,7 +14,7 @@ from homelab.controller.attempt import inputs, run_inputs, script_imports, start
 from homelab.controller.attempt.inputs import RecipeInput
 from homelab.controller.base.errors import InputError
 from homelab.controller.config.recipe import parse_recipe
-from homelab.controller.features.launch import prepare
+from homelab.controller.features.launch import start_run
 from homelab.controller.run import fingerprint
 from homelab.controller.run import shipped_files as shipped
 from homelab.controller.run.paths import RunPaths
@@ -141,7 +141,7 @@ def test_a_script_alone_lies_where_it_always_did(desk: Path) -> None:
 def test_a_recovery_has_the_program_as_it_was_at_the_launch(desk: Path, tmp_path: Path) -> None:
     items = of(desk)
     paths = RunPaths(tmp_path / "runs" / "r")
-    prepare._snapshot(paths, cast(Any, type("Prepared", (), {"recipe_path": desk / "recipe.toml", "material": items})))
+    start_run._snapshot(paths, cast(Any, type("Prepared", (), {"recipe_path": desk / "recipe.toml", "material": items})))
     (desk / "lib" / "deep.py").write_text("NAME = 'edited'\n")
     again = run_inputs.inputs_of(paths, {"data": described(items)})
     assert [item.node_path("/w") for item in again] == [item.node_path("/w") for item in items]

@@ -17,7 +17,7 @@ import pytest
 
 from homelab.controller.attempt import start
 from homelab.controller.base.errors import StoppedError, SupersededError, TakenError, UnreachableError
-from homelab.controller.features.launch import prepare
+from homelab.controller.features.launch import start_run
 from homelab.controller.run import claims, process_owner, store
 from homelab.controller.run.claims import Claim
 from homelab.controller.run.paths import RunPaths
@@ -169,9 +169,9 @@ def test_a_node_that_is_off_keeps_nobody_from_recovering_and_is_asked_when_it_is
 def test_a_launch_looks_at_the_intent_right_before_its_start_and_stays_stopped(tmp_path: Path) -> None:
     paths, plan = RunPaths(tmp_path / RUN), builders.plan(run=RUN)
     store.set_state(paths, "shipping", 1)
-    prepare._refuse_stopped(paths, plan)
+    start_run._refuse_stopped(paths, plan)
     store.set_state(paths, "stopping", 1, intent="stopping")
-    with pytest.raises(StoppedError) as caught, prepare._failure_written_down(paths, plan):
-        prepare._refuse_stopped(paths, plan)
+    with pytest.raises(StoppedError) as caught, start_run._failure_written_down(paths, plan):
+        start_run._refuse_stopped(paths, plan)
     assert RUN in caught.value.hint
     assert (store.read_object(paths.state_json)["state"], store.intent_of(paths, 1)) == ("stopped", "stopped")

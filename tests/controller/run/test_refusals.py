@@ -17,8 +17,8 @@ from homelab.controller.config.recipe import parse_recipe
 from homelab.controller.facts.reading import read
 from homelab.controller.features.supervise import restart_policy
 from homelab.controller.features.supervise.restart_policy import Failure
-from homelab.controller.run import run_folder, supervisor_lock
-from homelab.controller.run import supervisor_record as manual_lock
+from homelab.controller.remote.poll_reply import Reply
+from homelab.controller.run import run_folder, supervisor_lock, supervisor_record
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.restart import Restart
 from homelab.shared.protocol.run_messages import Reply
@@ -102,15 +102,15 @@ def test_too_few_nodes_says_who_is_missing_and_where_the_number_is() -> None:
 
 
 def test_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manual_lock, "_LOCK_S", 0.1)
+    monkeypatch.setattr(supervisor_record, "_LOCK_S", 0.1)
     paths = RunPaths(tmp_path)
-    with manual_lock.exclusive(paths):
+    with supervisor_record.exclusive(paths):
         assert supervisor_lock.is_held(paths)
-        with pytest.raises(InputError, match="being recovered already"), manual_lock.exclusive(paths):
+        with pytest.raises(InputError, match="being recovered already"), supervisor_record.exclusive(paths):
             raise AssertionError
     assert not supervisor_lock.is_held(paths)
     paths.supervisor_json.write_text('{"pid": 7, "doing": "watching", "why": "attempt 1"}')
-    with supervisor_lock.held(paths), pytest.raises(InputError, match="has a supervisor") as caught, manual_lock.exclusive(paths):
+    with supervisor_lock.held(paths), pytest.raises(InputError, match="has a supervisor") as caught, supervisor_record.exclusive(paths):
         raise AssertionError
     assert "process 7" in caught.value.where and "kill 7" in caught.value.hint
 
@@ -128,16 +128,16 @@ def test_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_supervisor_left_half_written_is_not_passed_on(tmp_path: Path, text: str) -> None:
     paths = RunPaths(tmp_path)
     paths.supervisor_json.write_text(text)
-    with manual_lock.exclusive(paths):
+    with supervisor_record.exclusive(paths):
         said = json.loads(paths.supervisor_json.read_text())
-    assert (said["restarts"], said["step_s"], said["attempt"], said["doing"]) == ([], None, None, manual_lock.DOING)
+    assert (said["restarts"], said["step_s"], said["attempt"], said["doing"]) == ([], None, None, supervisor_record.DOING)
 
 
 @pytest.mark.parametrize(("text", "names"), [('{"skipped": 5}', ()), ("[", ()), ('{"skipped": ["network.wifi", 5]}', ("network.wifi",))])
 def test_what_was_skipped_is_read_as_far_as_it_is_whole(tmp_path: Path, text: str, names: tuple[str, ...]) -> None:
     paths = RunPaths(tmp_path)
     paths.checks_json.write_text(text)
-    assert manual_lock.skipped(paths) == names
+    assert supervisor_record.skipped(paths) == names
 
 
 def test_a_lock_that_cannot_be_had(tmp_path: Path) -> None:
@@ -157,9 +157,9 @@ def test_restarts_that_were_made_are_remembered(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     made = {"at": 1.0, "cause": "killed", "node": "a", "resume_step": 10}
     paths.supervisor_json.write_text(json.dumps({"restarts": [made], "step_s": 0.5, "attempt": 2}))
-    with manual_lock.exclusive(paths):
+    with supervisor_record.exclusive(paths):
         pass
-    known = manual_lock.valid_history(json.loads(paths.supervisor_json.read_text()))["restarts"]
+    known = supervisor_record.valid_history(json.loads(paths.supervisor_json.read_text()))["restarts"]
     assert [(entry["cause"], entry["node"]) for entry in known] == [("killed", "a")], "what halves a batch stays"
     settings = Recovery(max_restarts=1)
     failed = AttemptVerdict("exit", ("a",), because="killed")

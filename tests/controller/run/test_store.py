@@ -32,15 +32,15 @@ def test_what_another_machine_wrote_down_is_added_once_and_stands_in_its_place(t
 
 
 def test_what_is_only_told_and_cannot_be_written_is_remembered_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "UNTOLD", {})
+    monkeypatch.setattr(store, "UNWRITTEN", {})
     paths = RunPaths(tmp_path)
     for file in (paths.state_json, paths.events_jsonl):
         file.mkdir()
     store.set_state(paths, "stopping", 1, intent="stopping")
     event_log.append(paths, events.event("stopped"))
     event_log.gather(paths, [{"time": 1.5, "what": "launched"}])
-    assert list(store.UNTOLD) == [paths.state_json, paths.events_jsonl]
-    assert f"mv {paths.state_json} {paths.state_json}.damaged" in store.UNTOLD[paths.state_json].hint
+    assert list(store.UNWRITTEN) == [paths.state_json, paths.events_jsonl]
+    assert f"mv {paths.state_json} {paths.state_json}.damaged" in store.UNWRITTEN[paths.state_json].hint
     assert sorted(os.listdir(tmp_path)) == ["events.jsonl", "state.json"], "nothing half written is left"
 
 
@@ -72,7 +72,7 @@ def test_a_line_that_a_full_disk_cut_short_takes_no_other_with_it(tmp_path: Path
     ("number", "words"), [(errno.EDQUOT, "make room"), (errno.EACCES, "sudo chown"), (errno.EROFS, "remount,rw"), (errno.EIO, "ls -ld")]
 )
 def test_each_refusal_of_a_disk_has_a_command(tmp_path: Path, number: int, words: str) -> None:
-    assert words in store.fix(tmp_path / "run.json", OSError(number, "x"))
+    assert words in store.disk_error_hint(tmp_path / "run.json", OSError(number, "x"))
 
 
 def test_a_file_where_a_folder_belongs_is_put_aside_inside_of_a_run(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from homelab.controller.run import event_log, store
-from homelab.controller.run import leftovers as told
+from homelab.controller.run import removed_secrets as told
 from homelab.controller.run.paths import RunPaths
 from homelab.node import paths
 from homelab.node.probes import runs

@@ -15,7 +15,7 @@ import pytest
 
 from homelab.controller.attempt import inputs, planner
 from homelab.controller.checks.training import data as data_checks
-from homelab.controller.features.launch import prepare
+from homelab.controller.features.launch import run_description
 from homelab.controller.features.preflight import data_sample
 from homelab.controller.remote.fanout import Fleet
 from tests.worker.fake_hub import Hub
@@ -137,4 +137,4 @@ def test_preflight_looks_into_it_and_the_launch_keeps_the_commit(
     assert f"revision {sha[:12]}" in data_checks._summary(seen, evidence.cluster.nodes[0], evidence.facts["tower"])
     pinned = planner.pinned(items, seen)
     assert [item.hub.revision for item in pinned if item.hub] == [sha, None]
-    assert prepare.digest_of(pinned[0], seen) == f"{NAME}:wikitext-2-raw-v1:train@{sha}"
+    assert run_description.digest_of(pinned[0], seen) == f"{NAME}:wikitext-2-raw-v1:train@{sha}"

@@ -37,7 +37,7 @@ class BenchmarkFolder:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Only one benchmark at a time writes here. Raises HomelabError."""
-        with store.written(self.root):
+        with store.disk_errors_as_hints(self.root):
             self.runs.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

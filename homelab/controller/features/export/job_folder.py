@@ -18,7 +18,7 @@ from homelab.controller.base.errors import InputError
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.config.recipe import TrainRecipe
-from homelab.controller.features.launch import prepare
+from homelab.controller.features.launch import prepare, run_description
 from homelab.controller.planning.types import LaunchDocument, Plan
 from homelab.controller.remote import ship
 from homelab.controller.run import store
@@ -46,10 +46,10 @@ def write(
         partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     except OSError as error:
         raise InputError(
-            f"the folder cannot be made: {error.strerror}", where=f"--output {folder}", hint=store.fix(folder.parent, error)
+            f"the folder cannot be made: {error.strerror}", where=f"--output {folder}", hint=store.disk_error_hint(folder.parent, error)
         ) from error
     try:
-        with store.written(folder):
+        with store.disk_errors_as_hints(folder):
             _fill(partial, recipe, recipe_path, plan, items, at)
             (partial / document.file_name).write_text(document.text, encoding="utf-8")
             partial.chmod(0o755)
@@ -72,7 +72,7 @@ def _fill(folder: Path, recipe: TrainRecipe, recipe_path: Path, plan: Plan, item
     run_dir = folder / layout.run(plan.run)
     cluster = Cluster(name="job", nodes=())
     prepared = prepare.Prepared(recipe, recipe_path, items, Evidence(cluster, plan.head, plan.master_port), [], [], plan, None)
-    described = prepare.describe(prepared, cluster, plan)
+    described = run_description.describe(prepared, cluster, plan)
     store.write_json(run_dir / layout.RUN_JSON, {**described, "data": start.data_on_node(items, at, described["data"])})
     content = plan.model_dump(mode="json")
     store.write_json(run_dir / layout.plan_json(0), {**content, "nodes": [], "master_address": "", "shared_folder": True})

@@ -13,9 +13,9 @@ from homelab.controller.attempt.placement import SupervisorPlacement, Where
 from homelab.controller.attempt.remote_supervisor import SupervisorRequest
 from homelab.controller.config import profile_request
 from homelab.controller.config.profile_request import ProfiledSteps, ProfileRequest
-from homelab.controller.config.program_command import Typed
+from homelab.controller.config.program_command import TypedCommand
 from homelab.controller.config.recipe import Recipe
-from homelab.controller.features.launch import prepare
+from homelab.controller.features.launch import prepare, start_run
 from homelab.controller.features.track import forwarder_start
 from homelab.controller.features.track.forwarder_start import StartView
 from homelab.controller.planning.types import Plan
@@ -34,7 +34,7 @@ class LaunchRequest:
     skip: Collection[str]
     supervise: Where
     is_dry_run: bool = False
-    typed: Typed | None = None
+    typed: TypedCommand | None = None
     profile: ProfileRequest | None = None
     age_s: Callable[[], float] = process_owner.age_s
 
@@ -110,4 +110,6 @@ def _start(
             claims.claimed(fleet, plan.run, names, "launched", age_s=request.age_s, is_launch=True) as claim,
             placement.prepare(fleet, SupervisorRequest.of(plan), say),
         ):
-            return prepare.launch(fleet, claim, prepared, request.runs_dir, wants_supervisor=placement.is_wanted, say=say, announce=leave)
+            return start_run.start_run(
+                fleet, claim, prepared, request.runs_dir, wants_supervisor=placement.is_wanted, say=say, announce=leave
+            )

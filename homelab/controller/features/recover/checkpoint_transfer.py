@@ -44,7 +44,10 @@ def bring(
     size = _size_bytes(paths, checkpoint, source)
     request = {"run": paths.name, "step": checkpoint.step, "files": dict(checkpoint.files), "bytes": size}
     # In the run's folder: the one for temporary files is often in memory.
-    with store.written(paths.root / ".checkpoint"), tempfile.NamedTemporaryFile(prefix=".checkpoint-", dir=paths.root) as archive:
+    with (
+        store.disk_errors_as_hints(paths.root / ".checkpoint"),
+        tempfile.NamedTemporaryFile(prefix=".checkpoint-", dir=paths.root) as archive,
+    ):
         fleet.agent(source).fetch("send-checkpoint", request, archive, most_bytes=size + _OF_THE_ARCHIVE_BYTES, timeout_s=_TIMEOUT_S)  # type: ignore[arg-type]
         archive.flush()
         _compare(

@@ -18,8 +18,7 @@ from homelab.controller.features.track import forwarder_start
 from homelab.controller.features.track.forwarder_start import StartView
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import adoption, claims, run_folder, run_lookup, stopped_owner
-from homelab.controller.run import supervisor_record as manual_lock
+from homelab.controller.run import adoption, claims, run_folder, run_lookup, stopped_owner, supervisor_record
 from homelab.controller.run.paths import RunPaths
 
 
@@ -76,7 +75,7 @@ def recover_run(fleet: Fleet, request: RecoverRequest, view: RecoverView) -> Run
             paths = run_lookup.run(fleet, request.runs_dir, request.name, say)
             described = run_folder.description_of(paths)
             placement = SupervisorPlacement(request.supervise if described.recipe.recovery.auto else "no")
-            exclusive.enter_context(manual_lock.exclusive(paths, wants_supervisor=placement.is_wanted))
+            exclusive.enter_context(supervisor_record.exclusive(paths, wants_supervisor=placement.is_wanted))
             _refuse_supervised(fleet, paths)
             names = [node.name for node in fleet.cluster.nodes]
             claim = exclusive.enter_context(claims.claimed(fleet, paths.name, names, "recovered by hand"))
@@ -116,7 +115,7 @@ def recover_run(fleet: Fleet, request: RecoverRequest, view: RecoverView) -> Run
 
 
 def _refuse_supervised(fleet: Fleet, paths: RunPaths) -> None:
-    """Raises InputError when a supervisor is at work on a node or elsewhere (`manual_lock` asks this machine): two would stop each other's attempts."""
+    """Raises InputError when a supervisor is at work on a node or elsewhere (`supervisor_record` asks this machine): two would stop each other's attempts."""
     active = remote_supervisor.at_work(fleet, paths)
     if active is not None:
         name, reply = active

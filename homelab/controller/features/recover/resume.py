@@ -88,7 +88,7 @@ def resume(
     notes = start.ship_material(run.fleet, in_plan, items, run.say)
     plan = plan.model_copy(update={"warnings": (*plan.warnings, *notes), "strategy_by_hand": last.strategy_by_hand})
     with signals.held():
-        start.keep(paths, run.fleet, plan)  # with the name of before: later attempts keep the new one if this one starts
+        start.write_attempt_files(paths, run.fleet, plan)  # with the name of before: later attempts keep the new one if this one starts
         plan = strategy_change.named(plan, next_attempt.strategy)
         store.set_state(paths, "starting", attempt)
         with _failure_written_down(paths, attempt):

@@ -93,7 +93,7 @@ def keep(paths: RunPaths, last: Plan, plan: Plan, strategy: str | None) -> None:
     """The attempt has started: later ones keep the strategy that was named for it."""
     if strategy is None:
         return
-    with store.told(paths.plan_json(plan.attempt)):
+    with store.best_effort_write(paths.plan_json(plan.attempt)):
         store.write_json(paths.plan_json(plan.attempt), plan.model_dump(mode="json"))
     event_log.append(paths, note(sentence(last, plan)))
 

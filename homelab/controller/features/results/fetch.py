@@ -68,7 +68,7 @@ def model(fleet: Fleet, paths: RunPaths, place: Path, say: Say) -> Fetched:
     chosen = best_copy.choose(paths.name, results, errors)
     if not chosen.is_exported:
         say(f"{chosen.node}: writing checkpoint {chosen.step} in the format of a finished model")
-        make.make(fleet.agent(chosen.node), "model_export", {"run": paths.name, "step": chosen.step}, say)
+        make.run_node_program(fleet.agent(chosen.node), "model_export", {"run": paths.name, "step": chosen.step}, say)
     return bring(fleet, paths, chosen, place, say)
 
 

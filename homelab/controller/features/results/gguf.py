@@ -47,7 +47,7 @@ def gguf(fleet: Fleet, paths: RunPaths, wanted: GgufRequest, place: Path, say: S
         "llama_cpp": folder,
         "own_converter": wanted.checkout is not None,
     }
-    made = make.make(agent, "gguf", request, say)
+    made = make.run_node_program(agent, "gguf", request, say)
     return fetch.bring(fleet, paths, ModelHolder(node=source.node, folder=made.folder), place, say)
 
 
@@ -71,7 +71,7 @@ def _whole_model(fleet: Fleet, paths: RunPaths, say: Say) -> ModelHolder:
     if method is not None and method.kind == "full":
         if not newest.is_exported:
             say(f"{newest.node}: writing checkpoint {newest.step} in the format of a finished model")
-            make.make(fleet.agent(newest.node), "model_export", {"run": paths.name, "step": newest.step}, say)
+            make.run_node_program(fleet.agent(newest.node), "model_export", {"run": paths.name, "step": newest.step}, say)
         return newest
     names = best_copy.merged(results, newest.folder)
     node = names[0] if names else merge.merge(fleet, paths, "auto", say).node

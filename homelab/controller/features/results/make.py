@@ -18,7 +18,7 @@ from homelab.controller.remote.decoding import decoded
 _SILENT_S = 60.0  # the node says a line every few seconds
 
 
-def make(agent: Agent, program: str, request: dict[str, Any], say: Say) -> Made:
+def run_node_program(agent: Agent, program: str, request: dict[str, Any], say: Say) -> Made:
     """Run `program` ("model_export", "merge" or "gguf") there, and say its progress. Raises its error in three parts, UnreachableError."""
     name = agent.node.name
     agent.ask("result-look", {"run": request["run"]})  # the code is shipped

@@ -42,6 +42,6 @@ def merge(fleet: Fleet, paths: RunPaths, base: str, say: Say) -> Merged:
     agent = fleet.agent(chosen.node)
     if not chosen.is_exported:
         say(f"{chosen.node}: writing checkpoint {chosen.step} in the format of a finished model")
-        make.make(agent, "model_export", {"run": paths.name, "step": chosen.step}, say)
-    made = make.make(agent, "merge", {"run": paths.name, "folder": chosen.folder, "base": base}, say)
+        make.run_node_program(agent, "model_export", {"run": paths.name, "step": chosen.step}, say)
+    made = make.run_node_program(agent, "merge", {"run": paths.name, "folder": chosen.folder, "base": base}, say)
     return Merged(run=paths.name, node=chosen.node, folder=made.folder, losses=made.figures, notes=made.notes)

@@ -60,7 +60,7 @@ def is_there(place: Path, wanted: Sequence[ResultFile]) -> bool:
 def held(place: Path) -> Iterator[Path]:
     """The folder beside `place` where files come to, for one process at a time. Raises HomelabError."""
     partial = place.parent / f".{place.name}.partial"
-    with store.written(place):
+    with store.disk_errors_as_hints(place):
         partial.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -98,7 +98,7 @@ def one(agent: Agent, request: dict[str, Any], part: Missing, partial: Path, tol
     """Bring one file. Raises HomelabError where it comes damaged again and again, UnreachableError where the node is gone: then call again."""
     file, path = part.file, partial / f"{part.file.sha256}{_PART}"
     for _ in range(_MOST_BEGINNINGS):
-        with store.written(path), path.open("ab") as out:
+        with store.disk_errors_as_hints(path), path.open("ab") as out:
             if out.tell() > file.size:
                 out.truncate(0)
             while (have := out.tell()) < file.size:
@@ -132,14 +132,14 @@ def one(agent: Agent, request: dict[str, Any], part: Missing, partial: Path, tol
     if fault:
         path.unlink()
         raise HomelabError(f"{file.name} is refused: {fault}", where=f"node {agent.node.name}", hint=homelab("logs", request["run"]))
-    with store.written(partial / file.name):
+    with store.disk_errors_as_hints(partial / file.name):
         (partial / file.name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(path, partial / file.name)
 
 
 def finish(partial: Path, place: Path, wanted: Sequence[ResultFile], about: dict[str, Any]) -> None:
     """Everything is here: write the record, and put the folder to its place with one rename; what was fetched there before goes."""
-    with store.written(place):
+    with store.disk_errors_as_hints(place):
         files.write_json(partial / RECORD, {**about, "files": {file.name: file.sha256 for file in wanted}})
         files.sync(partial)
         old = place.parent / f".{place.name}.old"

@@ -24,8 +24,18 @@ from homelab.controller.features.status.unsupervised import detect_stall
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote import poll_reply as replies
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import event_log, events, leftovers, node_matching, ownership, run_folder, stopped_owner, store, supervisor_lock
-from homelab.controller.run import supervisor_record as manual_lock
+from homelab.controller.run import (
+    event_log,
+    events,
+    node_matching,
+    ownership,
+    run_folder,
+    stopped_owner,
+    store,
+    supervisor_lock,
+    supervisor_record,
+)
+from homelab.controller.run import removed_secrets as leftovers
 from homelab.controller.run.metrics import Gathered
 from homelab.controller.run.ownership import Ownership
 from homelab.controller.run.paths import RunPaths
@@ -170,7 +180,7 @@ class Watcher:
         return unsupervised.unsupervised_warnings(
             snapshot.state, record, silent if place else "", still,
             recover=next((entry.command for entry in snapshot.next_commands if entry.purpose == "launch"), homelab("recover", snapshot.run)),
-            supervise=homelab("supervise", snapshot.run), is_pending=manual_lock.is_under_way(record),
+            supervise=homelab("supervise", snapshot.run), is_pending=supervisor_record.is_under_way(record),
         )  # fmt: skip
 
     def diagnosis(self) -> cause.Diagnosis | None:

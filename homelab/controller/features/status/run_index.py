@@ -11,7 +11,8 @@ from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.say import Say
 from homelab.controller.dashboard.run_list import RunRow
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import leftovers, run_folder, store
+from homelab.controller.run import removed_secrets as leftovers
+from homelab.controller.run import run_folder, store
 from homelab.controller.run.state import FINISHED
 
 

@@ -59,7 +59,7 @@ def remove(fleet: Fleet, runs_dir: Path, run: PrunableRun, say: Say) -> None:
         shutil.rmtree(half, ignore_errors=True)
     folder = runs_dir / run.name
     if HERE in run.bytes_on:
-        with store.written(folder):
+        with store.disk_errors_as_hints(folder):
             half = folder.with_name(f"{_REMOVED}{run.name}")
             folder.rename(half)
             shutil.rmtree(half)

@@ -16,7 +16,6 @@ from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import (
     claims,
     event_log,
-    leftovers,
     node_matching,
     ownership,
     run_folder,
@@ -25,6 +24,7 @@ from homelab.controller.run import (
     store,
     supervisor_lock,
 )
+from homelab.controller.run import removed_secrets as leftovers
 from homelab.controller.run.events import event
 from homelab.controller.run.paths import RunPaths
 

@@ -129,7 +129,7 @@ def _keep_stack_dumps(fleet: Fleet, paths: RunPaths, plan: Plan, names: Collecti
     answers, _ = fleet.ask("stacks", {"run": paths.name}, names=names, timeout_s=_DUMP_TIMEOUT_S)
     for name, answer in answers.items():
         folder = paths.node(plan.attempt, name)
-        with store.told(folder):
+        with store.best_effort_write(folder):
             store.write_text(folder / "stacks.txt", "\n".join(map(plain, _dumped_lines(answer))) + "\n")
             if answer.get("cards"):
                 store.write_text(folder / "cards.txt", "\n".join(map(plain, answer["cards"])) + "\n")

@@ -33,8 +33,7 @@ from homelab.controller.features.supervise.status_streams import StatusStreams
 from homelab.controller.features.supervise.step import State, next_step
 from homelab.controller.features.supervise.step_durations import StepTimeWindow
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import event_log, run_folder, store, supervisor_lock
-from homelab.controller.run import supervisor_record as manual_lock
+from homelab.controller.run import event_log, run_folder, store, supervisor_lock, supervisor_record
 from homelab.controller.run.events import event
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.restart import Restart
@@ -50,13 +49,13 @@ class Supervisor:
         self._notifier = Notifier(cluster.notify, paths, say)
         described = run_folder.description_of(paths)
         recipe, items = described.recipe, run_inputs.inputs_of(paths, described.run_json)
-        self._run = Supervised(for_recipe(cluster, recipe), paths, recipe, items, manual_lock.skipped(paths))
+        self._run = Supervised(for_recipe(cluster, recipe), paths, recipe, items, supervisor_record.skipped(paths))
         self._plan = run_folder.plan_of(paths)
         self._watch: AttemptWatch | None = None
         self._try: RecoveryTry | None = None
         self._collecting: threading.Thread | None = None
         supervisor_json = store.read_object(paths.supervisor_json)
-        history = manual_lock.valid_history(supervisor_json)
+        history = supervisor_record.valid_history(supervisor_json)
         is_same = history["attempt"] == self._plan.attempt
         self._step_times = StepTimeWindow(history["step_s"] if is_same else None)
         # The attempt that the last supervisor was about to start came to its start. (state.json is written by everybody who looks.)
@@ -233,7 +232,7 @@ class Supervisor:
             "pid": os.getpid(), "doing": doing, "why": why, "attempt": self._state.attempt, "step_s": self._step_times.step_s,
             "since": time.time(), "restarts": [asdict(restart) for restart in self._state.restarts],
         }  # fmt: skip
-        with store.told(self._paths.supervisor_json):
+        with store.best_effort_write(self._paths.supervisor_json):
             store.write_json(self._paths.supervisor_json, supervisor_json)
 
     def _close(self) -> None:

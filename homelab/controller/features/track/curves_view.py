@@ -49,6 +49,6 @@ def show(fleet: Fleet, paths: RunPaths, *, port: int, say: Say, serving: Callabl
 def _look(source: MetricsSource, files: EventFiles | None) -> KnownMetrics:
     look = source.look()
     if files is not None:
-        with store.written(files.folder):
+        with store.disk_errors_as_hints(files.folder):
             files.bring(look.points)
     return look

@@ -209,7 +209,7 @@ class EventFileForwarder:
             return
         try:
             package.require("tensorboard", event_files.REQUIREMENT)
-            with store.written(self._paths.event_files):
+            with store.disk_errors_as_hints(self._paths.event_files):
                 self._files = self._files or EventFiles(self._paths.event_files)
                 self._files.bring(look.points)
         except HomelabError as error:

@@ -15,7 +15,7 @@ from homelab.controller.run.paths import RunPaths
 def held(paths: RunPaths, tracker: str) -> Iterator[bool]:
     """True when it is ours inside the block, False when another process has it. Raises HomelabError where there cannot be one."""
     file = paths.tracking / f".{tracker}.lock"
-    with store.written(file):
+    with store.disk_errors_as_hints(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
     try:

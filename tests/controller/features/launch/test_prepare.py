@@ -11,7 +11,7 @@ import pytest
 from homelab.controller.attempt.inputs import RecipeInput
 from homelab.controller.base.errors import HomelabError, StoppedError, UnreachableError
 from homelab.controller.checks.evidence import Evidence, Finding
-from homelab.controller.features.launch import prepare
+from homelab.controller.features.launch import prepare, run_description, start_run
 from homelab.controller.features.launch.prepare import Prepared
 from homelab.controller.run import event_log, store
 from homelab.controller.run.claims import Claim
@@ -90,7 +90,7 @@ def test_a_plan_that_cannot_be_speaks_for_the_fit(tmp_path: Path) -> None:
 
 def test_run_json_has_what_never_changes(tmp_path: Path) -> None:
     launch = prepared(tmp_path)
-    described = prepare.describe(launch, launch.evidence.cluster, builders.plan())
+    described = run_description.describe(launch, launch.evidence.cluster, builders.plan())
     assert (described["name"], described["recipe_file"], described["cluster_name"]) == (builders.RUN, "recipe.toml", "home")
     assert described["data"]["train"] == {"kind": "file", "sent": "on-node", "path": "/data/train.jsonl", "name": None, "sha256": "ab" * 32}
     assert described["data"]["eval"] is None
@@ -102,7 +102,7 @@ def test_run_json_has_what_never_changes(tmp_path: Path) -> None:
 def test_other_data_is_another_law(tmp_path: Path) -> None:
     launch = prepared(tmp_path)
     other = replace(launch, material=[replace(launch.material[0], sha256="cd" * 32)])
-    hashes = {prepare.describe(entry, launch.evidence.cluster, builders.plan())["recipe_hash"] for entry in (launch, other)}
+    hashes = {run_description.describe(entry, launch.evidence.cluster, builders.plan())["recipe_hash"] for entry in (launch, other)}
     assert len(hashes) == 2
 
 
@@ -111,8 +111,8 @@ def test_data_that_differs_between_nodes_has_one_digest_all_the_same(tmp_path: P
     launch = prepared(tmp_path)
     files = {"train": {"path": "/data/train.jsonl", "found": True, "sha256": "99" * 32}}
     differing = replace(launch.evidence, facts={**launch.evidence.facts, "tower": builders.facts("tower", data=files)})
-    assert prepare.digest_of(launch.material[0], differing) == "99" * 32
-    assert prepare.digest_of(launch.material[0], replace(launch.evidence, facts={})) == "missing"
+    assert run_description.digest_of(launch.material[0], differing) == "99" * 32
+    assert run_description.digest_of(launch.material[0], replace(launch.evidence, facts={})) == "missing"
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def launch(tmp_path: Path, announced: list[RunPaths] | None = None) -> RunPaths:
     fleet = FakeFleet(tmp_path / "nodes")
     claim = Claim(fleet, builders.RUN, "launched", lambda: 0.0)
     announce = (lambda paths: None) if announced is None else announced.append
-    return prepare.launch(
+    return start_run.start_run(
         fleet, claim, prepared(tmp_path), tmp_path / "runs", wants_supervisor=True, say=lambda text: None, announce=announce
     )
 

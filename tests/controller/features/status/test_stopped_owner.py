@@ -22,8 +22,7 @@ from homelab.controller.facts.reading import read
 from homelab.controller.features.recover import recover_run
 from homelab.controller.features.status import monitor
 from homelab.controller.features.stop import stop
-from homelab.controller.run import process_owner, stopped_owner
-from homelab.controller.run import supervisor_record as manual_lock
+from homelab.controller.run import process_owner, stopped_owner, supervisor_record
 from homelab.controller.run.paths import RunPaths
 from homelab.node import supervisor_host
 from homelab.node.paths import supervised_dir
@@ -50,7 +49,7 @@ with supervisor_lock.held(paths) as is_ours:
 """
 
 
-@pytest.fixture(params=["recovering", "watching", manual_lock.DOING])
+@pytest.fixture(params=["recovering", "watching", supervisor_record.DOING])
 def holder(paths: RunPaths, request: pytest.FixtureRequest) -> Iterator[psutil.Process]:
     """A real process that has the lock of the run, and that a signal has stopped."""
     process = subprocess.Popen(
@@ -94,12 +93,15 @@ def test_who_looks_is_told_and_who_waits_does_not_wait_in_silence(
 
 
 def test_a_recovery_by_hand_beside_it_is_refused_with_both_ways(paths: RunPaths, holder: psutil.Process) -> None:
-    with pytest.raises(InputError, match=rf"process {holder.pid} on this machine, is stopped") as caught, manual_lock.exclusive(paths):
+    with (
+        pytest.raises(InputError, match=rf"process {holder.pid} on this machine, is stopped") as caught,
+        supervisor_record.exclusive(paths),
+    ):
         pass
     assert f"kill -CONT {holder.pid}" in str(caught.value.hint) and f"kill -KILL {holder.pid}" in str(caught.value.hint)
     subprocess.run(["kill", "-KILL", str(holder.pid)], check=True)  # a SIGTERM would wait with it
     holder.wait()
-    with manual_lock.exclusive(paths):
+    with supervisor_record.exclusive(paths):
         pass
 
 

@@ -1,4 +1,4 @@
-"""What a node had kept of a run that was over, and has put away when it was asked next: written down where the run is known, and said."""
+"""Secrets of a run that is over, which a node had kept and has removed: an event of the run, and a line for the person."""
 
 from __future__ import annotations
 
