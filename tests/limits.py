@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,11 @@ MOST_PARAMETERS = 7
 MOST_FUNCTION_LINES = 60
 MOST_MODULE_LINES = 300
 MOST_FIRST_LEVEL = 8
+# A module this short that one other imports is a part of it, except where a table of programs or a proof of purity keeps it apart.
+SMALL_MODULE_LINES = 40
+MOST_SMALL_MODULES = 16
+# Most of them are a message of the node and what the controller reads of it.
+MOST_SHARED_CLASS_NAMES = 65
 # Folders whose children import each other: to be opened, and none to be added.
 OPEN_CIRCLES = {"homelab/controller/checks", "homelab/node", "homelab/worker", "homelab/worker/checkpoints"}
 # From the ground up: the three programs, and below the rooms of the controller. A room imports from the rooms before it, and from no other.
@@ -179,6 +185,44 @@ def names_with_two_meanings() -> list[Breach]:
     return [Breach(", ".join(places), "one name") for name, places in holders.items() if len(places) > 1 and name not in SHARED_NAMES]
 
 
+def shared_class_names() -> dict[str, list[str]]:
+    """Public class name -> the modules that have one of it, where they are several."""
+    holders: dict[str, list[str]] = {}
+    for path, tree in trees().items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                holders.setdefault(node.name, []).append(label(path))
+    return {name: places for name, places in holders.items() if len(places) > 1}
+
+
+def too_many_shared_class_names() -> list[Breach]:
+    """One class name, one meaning."""
+    shared = shared_class_names()
+    return [Breach(", ".join(places), name) for name, places in shared.items()] if len(shared) > MOST_SHARED_CLASS_NAMES else []
+
+
+def small_modules() -> dict[str, str]:
+    """Module -> the one module that imports it, of modules that are short."""
+    importers: dict[str, list[str]] = {}
+    for source, target in file_arrows():
+        importers.setdefault(target, []).append(source)
+    return {
+        name: importers[name][0]
+        for name, count in line_counts().items()
+        if count < SMALL_MODULE_LINES and len(importers.get(name, ())) == 1 and not Path(name).stem.startswith("__")
+    }
+
+
+def too_many_small_modules() -> list[Breach]:
+    """Modules that are a part of another: the eye finds no rest in files of a few lines."""
+    small = small_modules()
+    return [Breach(name, f"only {user} imports it") for name, user in small.items()] if len(small) > MOST_SMALL_MODULES else []
+
+
+def mean_function_lines() -> float:
+    return statistics.mean(length(function) for _, function in functions())
+
+
 def allowed_from(room: str) -> set[str]:
     """The rooms that `room` may import."""
     if room in SHIPPED:
@@ -293,6 +337,9 @@ def summary() -> list[str]:
         f"parameters of a function: at most {parameters[0]} ({parameters[1]}); limit {MOST_PARAMETERS}",
         f"lines of a function: at most {lines[0]} ({lines[1]}); limit {MOST_FUNCTION_LINES}",
         f"lines of a module: at most {module[0]} ({module[1]}); limit {MOST_MODULE_LINES}",
+        f"lines of a function: {mean_function_lines():.1f} on average; of a module: {statistics.mean(line_counts().values()):.0f}",
+        f"modules under {SMALL_MODULE_LINES} lines with one importer: {len(small_modules())}; limit {MOST_SMALL_MODULES}",
+        f"class names in several modules: {len(shared_class_names())}; limit {MOST_SHARED_CLASS_NAMES}",
         f"module names with two meanings: {len(names_with_two_meanings())}; {len(SHARED_NAMES)} names are shared by modules of one meaning",
         f"imports against the arrows: {len(against_the_arrows())} of {len(file_arrows())}",
         f"folders on the first level: {len(first_level())}; limit {MOST_FIRST_LEVEL}",
@@ -305,7 +352,7 @@ def summary() -> list[str]:
 
 LIMITS = (
     too_many_parameters, too_long_functions, too_long_modules, names_with_two_meanings, against_the_arrows, too_many_at_first_sight, circles,
-    untyped_between_rooms,
+    untyped_between_rooms, too_many_shared_class_names, too_many_small_modules,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -34,6 +34,8 @@ from typing import Any
 from homelab.cli.common import print_json
 from homelab.controller.run.store import give
 
+class Twin: ...
+
 def wide(a, b, c, d, e, f, g, h): ...
 
 def give() -> dict[str, Any]:
@@ -51,7 +53,8 @@ def test_the_limits_are_awake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "trees", lambda: trees)
     monkeypatch.setattr(limits, "READS_JSON", ())
     monkeypatch.setattr(Path, "read_text", lambda path, encoding: "\n" * 400)
-    monkeypatch.setattr(limits, "MOST_FIRST_LEVEL", 0)
+    for name, most in (("MOST_FIRST_LEVEL", 0), ("MOST_SHARED_CLASS_NAMES", 0), ("SMALL_MODULE_LINES", 1000), ("MOST_SMALL_MODULES", 0)):
+        monkeypatch.setattr(limits, name, most)
     limits.file_arrows.cache_clear()
     expected = {
         limits.too_many_parameters: "wide has 8 parameters",
@@ -62,6 +65,8 @@ def test_the_limits_are_awake(monkeypatch: pytest.MonkeyPatch) -> None:
         limits.too_many_at_first_sight: f"{len(limits.first_level())} folders",
         limits.circles: "sample.py imports back.py imports sample.py",
         limits.untyped_between_rooms: "give gives or takes dict[str, Any], used by cli/common.py, controller/planning/sample.py",
+        limits.too_many_shared_class_names: "Twin",
+        limits.too_many_small_modules: "only controller/run/sample.py imports it",
     }
     try:
         for limit, words in expected.items():

@@ -102,7 +102,7 @@ def _kept_traceback() -> str:
 def _warn() -> None:
     """Say what could not be written down, where something was to be: the command's work was done all the same."""
     store = sys.modules.get("homelab.controller.run.store")  # not imported, nothing written
-    for error in store.UNTOLD.values() if store else ():
+    for error in store.UNWRITTEN.values() if store else ():
         terminal.three_parts("warning", error.message, error.where, error.hint)
 
 

@@ -59,7 +59,7 @@ def model_record(facts: ModelFacts | None) -> dict[str, Any] | None:
     if facts is None or not facts.found or facts.config is None:
         return None
     files = {name: file.model_dump(mode="json", exclude={"blob"}) for name, file in facts.files.items()}
-    return {"config": _essence(facts.config), "files": files}
+    return {"config": {key: value for key, value in facts.config.items() if key not in _HISTORY}, "files": files}
 
 
 def model_differences(record: Mapping[str, Any], facts: ModelFacts | None, *, is_folder: bool) -> list[str]:
@@ -89,10 +89,6 @@ def model_differences(record: Mapping[str, Any], facts: ModelFacts | None, *, is
         elif before.sha256 and after.sha256 and before.sha256 != after.sha256:
             differences.append(f"{name}: sha256 {before.sha256[:12]} -> {after.sha256[:12]}")
     return differences
-
-
-def _essence(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in _HISTORY}
 
 
 def _differences(before: Any, now: Any, key: str = "") -> Iterator[str]:

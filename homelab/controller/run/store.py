@@ -87,9 +87,9 @@ def disk_errors_as_hints(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def best_effort_write(path: Path) -> Iterator[None]:
-    """Around writing what people are only told: where the disk refuses it, that is remembered in `UNTOLD`, and what is done goes on.
+    """Around a write that only informs people: if the disk refuses it, `UNWRITTEN` keeps the error, and the work goes on.
 
-    Files that a later command relies on (a plan, run.json) need `written`: there the disk must be fixed first.
+    Files that a later command relies on (a plan, run.json) need `disk_errors_as_hints`: there the disk must be fixed first.
     """
     try:
         with disk_errors_as_hints(path):

@@ -38,7 +38,7 @@ def lock(wanted: WantedPackages, platform: Platform, *, anew: bool = False) -> L
             pass  # damaged: resolved anew
     # What is installed alone has fixed versions, which hold for what torch names, too; but a torch for cards names the triton that belongs to it.
     constraints = [line for line in wanted.alone if not line.startswith("triton==")]
-    resolved = _resolve(wanted.lines, [*_for(platform), *_index(wanted.index)], constraints)
+    resolved = _resolve(wanted.lines, [*_for(platform), *(["--extra-index-url", wanted.index] if wanted.index else [])], constraints)
     if wanted.alone:
         resolved = joined(resolved, _resolve(wanted.alone, ["--no-deps", *_for(platform)], ()))
     resolved = resolved.with_sizes(sizes_of(package.url for package in resolved.packages))
@@ -117,10 +117,6 @@ def _for(platform: Platform) -> list[str]:
     for tag in platform.tags:
         words += ["--platform", tag]
     return words
-
-
-def _index(index: str | None) -> list[str]:
-    return ["--extra-index-url", index] if index else []
 
 
 def sizes_of(addresses: Iterable[str]) -> dict[str, int]:

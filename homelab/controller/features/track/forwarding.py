@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from homelab.controller.base.errors import HomelabError, TakenError
+from homelab.controller.base.errors import TakenError
 from homelab.controller.base.hint import homelab
 from homelab.controller.base.say import Say
 from homelab.controller.features.track import forwarder as forwarder_module
@@ -80,12 +80,8 @@ def _tell(paths: RunPaths, forwarder: AnyForwarder, told: set[str], say: Say) ->
         say(f"{forwarder.tracker} takes the run's metrics again")
     elif problem is not None and forwarder.tracker not in told:
         told.add(forwarder.tracker)
-        say(_in_three_parts(problem))
+        say(f"{problem.message}\n  where: {problem.where}\n  fix:   {problem.hint}")
         event_log.append(paths, event("note", text=f"{problem.message} (the run is not touched)"))
-
-
-def _in_three_parts(problem: HomelabError) -> str:
-    return f"{problem.message}\n  where: {problem.where}\n  fix:   {problem.hint}"
 
 
 def _line(forwarders: Sequence[AnyForwarder], look: KnownMetrics) -> str:
