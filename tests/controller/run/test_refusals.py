@@ -17,7 +17,6 @@ from homelab.controller.config.recipe import parse_recipe
 from homelab.controller.facts.reading import read
 from homelab.controller.features.supervise import restart_policy
 from homelab.controller.features.supervise.restart_policy import Failure
-from homelab.controller.remote.poll_reply import Reply
 from homelab.controller.run import run_folder, supervisor_lock, supervisor_record
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.restart import Restart
