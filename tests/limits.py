@@ -20,9 +20,9 @@ MOST_MODULE_LINES = 300
 MOST_FIRST_LEVEL = 8
 # A module this short that one other imports is a part of it, except where a table of programs or a proof of purity keeps it apart.
 SMALL_MODULE_LINES = 40
-MOST_SMALL_MODULES = 16
+MOST_SMALL_MODULES = 17
 # Most of them are a message of the node and what the controller reads of it.
-MOST_SHARED_CLASS_NAMES = 65
+MOST_SHARED_CLASS_NAMES = 52
 # Folders whose children import each other: to be opened, and none to be added.
 OPEN_CIRCLES = {"homelab/controller/checks", "homelab/node", "homelab/worker", "homelab/worker/checkpoints"}
 # From the ground up: the three programs, and below the rooms of the controller. A room imports from the rooms before it, and from no other.
