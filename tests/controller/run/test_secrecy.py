@@ -100,7 +100,7 @@ def test_stderr_and_the_supervisors_log_hide_it(tmp_path: Path) -> None:
 def test_a_command_prints_it_nowhere() -> None:
     """The whole way, with what the process itself was given: `main` knows its own environment."""
     script = (
-        "import json, sys; from homelab.cli import main; from homelab import errors\n"
+        "import json, sys; from homelab.cli import main; from homelab.controller.base import errors\n"
         "def run(arguments):\n"
         f"    print({SAID!r}); json.dump({{'said': {SAID!r}}}, sys.stdout); sys.stderr.write({SAID!r})\n"
         f"    main._show(errors.HomelabError({SAID!r}), '--json' in arguments)\n"

@@ -124,8 +124,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         if answers:
             raise answers[0]
 
-    monkeypatch.setattr(prepare.start, "ship_material", lambda *_: ["sent to all"])
-    monkeypatch.setattr(prepare.start, "start", start)
+    monkeypatch.setattr(start_run.start, "ship_material", lambda *_: ["sent to all"])
+    monkeypatch.setattr(start_run.start, "start", start)
     return answers
 
 
@@ -179,7 +179,7 @@ def test_a_stop_by_hand_between_shipping_and_starting(tmp_path: Path, started: l
         store.set_state(paths, "stopping", 1, intent="stopping")
         return []
 
-    monkeypatch.setattr(prepare.start, "ship_material", stops)
+    monkeypatch.setattr(start_run.start, "ship_material", stops)
     started.append(AssertionError("it was started"))
     with pytest.raises(StoppedError, match="stopped by hand") as raised:
         launch(tmp_path)
