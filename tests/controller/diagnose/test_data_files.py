@@ -15,18 +15,18 @@ from homelab.controller.diagnose import data_file, topic, topic_index
 from homelab.controller.remote import ship
 
 ROOT = Path(homelab.__file__).parent
-FILES = sorted((ROOT / "diagnose").rglob("*.toml"))
+FILES = sorted((ROOT / "controller" / "diagnose").rglob("*.toml"))
 REPOSITORY = ROOT.parent
 
 
 def test_every_topic_file_is_listed() -> None:
-    assert {file.stem for file in (ROOT / "diagnose" / "topics").iterdir()} == set(topic_index.FILES)
+    assert {file.stem for file in (ROOT / "controller" / "diagnose" / "topics").iterdir()} == set(topic_index.FILES)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_no_value_is_left_out(file: Path) -> None:
     """{TORCH} and the like are put in when the file is loaded; a name with a spelling mistake would stay."""
-    document = data_file.load(str(file.relative_to(ROOT / "diagnose")))
+    document = data_file.load(str(file.relative_to(ROOT / "controller" / "diagnose")))
     assert not re.search(r"\{[A-Z_]{3,}(\.\w+)?\}", str(document))
 
 
