@@ -118,7 +118,7 @@ def _gathered(
     from homelab.controller.attempt import data_files, inputs, planner
     from homelab.controller.base.errors import InputError
     from homelab.controller.features.preflight import data_sample, gather
-    from homelab.controller.planning.model import stored_base
+    from homelab.controller.planning.model import model_config
     from homelab.controller.remote.fanout import Fleet
 
     if offline:
@@ -136,7 +136,7 @@ def _gathered(
         raise next(iter(evidence.unreachable.values()))
     notes = [f"{name} did not answer and is not in this plan: {error.message}" for name, error in evidence.unreachable.items()]
     of_nodes = planner.inputs_from(evidence, training, items, recipe.stem)
-    if stored_base.on_nodes(evidence.facts) is None:
+    if model_config.on_nodes(evidence.facts) is None:
         _refuse_other_model(training)
         of_nodes, told = _with_hub(of_nodes, as_json)
         notes += told

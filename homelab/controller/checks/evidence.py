@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from homelab.controller.base.errors import HomelabError
-from homelab.controller.base.hint import NO_COMMAND, Command
+from homelab.controller.base.hint import NO_COMMAND, Command, Hint, homelab
 from homelab.controller.config.cluster import Cluster, Node
 from homelab.controller.config.recipe import Recipe
 from homelab.controller.facts.collective_test import CollectiveResult
@@ -126,3 +127,27 @@ def answered(evidence: Evidence) -> Iterator[tuple[Node, Facts]]:
     for node in evidence.cluster.nodes:
         if node.name in evidence.facts:
             yield node, evidence.facts[node.name]
+
+
+Value = TypeVar("Value", bound=Hashable)
+
+
+def majority(values: Mapping[str, Value], first: str = "") -> Value:
+    """The most frequent of the nodes' values. Of equally frequent ones: that of node `first`, or else the one that comes first."""
+    counts = Counter(values.values())
+    best = max(counts.values())
+    if first in values and counts[values[first]] == best:
+        return values[first]
+    return next(value for value in values.values() if counts[value] == best)
+
+
+def lacks_recipe(evidence: Evidence) -> str | None:
+    """What is missing for a check that needs a recipe; None with one."""
+    return Hint("needs a recipe: {}", homelab("preflight RECIPE")) if evidence.recipe is None else None
+
+
+def lacks_model(evidence: Evidence) -> str | None:
+    """The same for a check that needs a recipe which names a base model."""
+    if evidence.recipe is not None and evidence.recipe.model is None:
+        return "the recipe's [script] brings its own"
+    return lacks_recipe(evidence)

@@ -54,6 +54,17 @@ class RankPlan(Value):
     capability: tuple[int, int] | None = None
     stage: StagePlan | None = None
 
+    @property
+    def holds_all_layers(self) -> bool:
+        """Whether it holds the whole model, or its part of every layer."""
+        return self.stage is None
+
+    def work_text(self, rows: int) -> str:
+        """Its rows of a batch of so many, or its layers of all rows."""
+        if self.stage is not None:
+            return f"layers {self.stage.begin} to {self.stage.end - 1}"
+        return f"{self.share} of {rows}" if rows else "its own"
+
 
 class SpareCard(DisplayValue):
     """A card that takes no part, because cluster.toml names others of its node. `index` is nvidia-smi's."""

@@ -12,7 +12,8 @@ from homelab.controller.base.units import gigabytes
 from homelab.controller.config.recipe import Recipe, TrainRecipe
 from homelab.controller.planning.inputs import PlanInputs
 from homelab.controller.planning.memory import recipe_edits, scenario
-from homelab.controller.planning.model import known_models, model_config, stored_base
+from homelab.controller.planning.model import known_models, model_config
+from homelab.controller.planning.strategy import registry
 from homelab.controller.planning.types import Plan
 from homelab.controller.planning.work.job import shape_of
 from homelab.shared.recipe import Model
@@ -57,12 +58,12 @@ def of(
     lacking = lack_of_memory(plan, recipe, inputs)
     if lacking is not None:
         return lacking
-    if isinstance(recipe, TrainRecipe) and plan.ranks and all(rank.memory is None and rank.stage is None for rank in plan.ranks):
+    if isinstance(recipe, TrainRecipe) and plan.ranks and all(rank.memory is None for rank in plan.ranks):
         facts, local = (inputs.facts, inputs.config) if inputs is not None else ({}, None)
         # A strategy may reckon no memory, though the model is known.
         if shape_of(recipe.model.name, facts, local) is None:
             near = known_models.near(recipe.model.name, others)
-            return _not_judged(recipe.model, stored_base.config_of(recipe.model.name, facts, local), near, offline)
+            return _not_judged(recipe.model, model_config.config_of(recipe.model.name, facts, local), near, offline)
     return Verdict(True, "", "", "launch")
 
 
@@ -115,11 +116,11 @@ def lack_of_memory(plan: Plan, recipe: Recipe | None = None, inputs: PlanInputs 
 
 def _edit_that_fits(plan: Plan, recipe: TrainRecipe, inputs: PlanInputs) -> str | None:
     """The smallest edit after which every rank has room; None where nobody knows one."""
-    config = stored_base.config_of(recipe.model.name, inputs.facts, inputs.config)
+    config = model_config.config_of(recipe.model.name, inputs.facts, inputs.config)
     shape = shape_of(recipe.model.name, inputs.facts, inputs.config)
-    if shape is None or any(rank.stage is not None for rank in plan.ranks):
+    if shape is None or registry.of_plan(plan).ways_to_room(plan):
         return None
-    held = stored_base.as_held(recipe, config)
+    held = model_config.as_held(recipe, config)
     memory = scenario.of_plan(plan, shape, inputs.facts)
     ways = recipe_edits.fixes(held, memory) if memory is not None else ()
     if not ways:

@@ -9,7 +9,7 @@ import pytest
 from homelab.controller.base.hint import Command, Hint
 from homelab.controller.checks import fixes, registry
 from homelab.controller.checks.evidence import Finding
-from homelab.controller.checks.gpu import driver
+from homelab.controller.checks.machine import install_commands
 from tests.controller.checks import healthy
 from tests.controller.checks.healthy import cpu, with_facts
 from tests.controller.checks.test_recorded import CASES, built, judged
@@ -87,6 +87,6 @@ def test_a_card_before_turing_gets_the_last_driver_that_drives_it(system: str, c
     seen = healthy.with_facts(healthy.card(healthy.gpu(), "tower", name=card), "tower", system={"os": system})
     seen = healthy.with_node(seen, "tower", gpus=({"model": card, "vram_gb": 8},))
     seen = seen if is_seen else healthy.with_facts(seen, "tower", gpu={"cards": [], "nvidia_smi": "missing"})
-    hint = driver.install_driver(seen.cluster.node("tower"), seen.facts["tower"])
+    hint = install_commands.install_driver(seen.cluster.node("tower"), seen.facts["tower"])
     assert command in hint, hint
     assert ("580" in hint) == ("580" in command)

@@ -30,7 +30,7 @@ print(json.dumps([[case.name, [finding.as_dict() for finding in recorded.judged(
 
 
 def output_of(code: str, *arguments: str) -> str:
-    done = subprocess.run([sys.executable, "-c", JOINED + code, *arguments], capture_output=True, text=True, cwd=TOY.parents[2])
+    done = subprocess.run([sys.executable, "-c", JOINED + code, *arguments], capture_output=True, text=True, cwd=TOY.parents[3])
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from homelab.controller.facts.node import Facts
-from homelab.controller.planning import data_source
+from homelab.controller.planning import choices
 from homelab.controller.planning.speed.dataset_size import DataFile
 from homelab.shared.recipe import HubData
 from tests.controller.checks import healthy
@@ -15,7 +15,7 @@ COMMIT = "ab" * 20
 
 def said(data: dict[str, Any], *, template: bool = True, seen: dict[str, DataFile] | None = None) -> dict[str, tuple[str, str]]:
     facts = {"tower": Facts.model_validate({"node": "tower", "model": {"found": True, "has_chat_template": template}})}
-    return {choice.subject: (choice.value, choice.because) for choice in data_source.choices(healthy.recipe(data=data), facts, seen or {})}
+    return {choice.subject: (choice.value, choice.because) for choice in choices.data_source(healthy.recipe(data=data), facts, seen or {})}
 
 
 def test_the_revision_of_the_hub_is_said() -> None:

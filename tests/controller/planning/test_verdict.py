@@ -12,7 +12,7 @@ from homelab.controller.base.errors import InputError
 from homelab.controller.planning import plan as planning
 from homelab.controller.planning import verdict
 from homelab.controller.planning.inputs import PlanInputs
-from homelab.controller.planning.model import stored_base
+from homelab.controller.planning.model import model_config
 from homelab.controller.planning.render.time_table import duration
 from tests import builders
 from tests.controller.checks import healthy
@@ -111,7 +111,7 @@ def test_data_that_cannot_be_read_comes_first(message: str, code: int) -> None:
 )
 def test_a_quantised_checkpoint_is_planned_as_it_is_held(method: dict[str, Any], said: Any, held: str | None) -> None:
     recipe: Any = healthy.recipe(method=method)
-    assert stored_base.as_held(recipe, {**healthy.LLAMA, "quantization_config": said}).method.quantisation == held
+    assert model_config.as_held(recipe, {**healthy.LLAMA, "quantization_config": said}).method.quantisation == held
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_quantised_checkpoint_is_planned_as_it_is_held(method: dict[str, Any],
 def test_what_cannot_be_trained_has_no_plan(method: dict[str, Any], said: Any) -> None:
     recipe: Any = healthy.recipe(method=method)
     with pytest.raises(InputError, match="quantised already") as refused:
-        stored_base.as_held(recipe, {"text_config": {**healthy.LLAMA, "quantization_config": said}})
+        model_config.as_held(recipe, {"text_config": {**healthy.LLAMA, "quantization_config": said}})
     assert refused.value.hint
 
 

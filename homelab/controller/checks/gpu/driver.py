@@ -5,34 +5,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from homelab.controller.base import hardware
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.checks.check import Problem, check
 from homelab.controller.checks.evidence import Evidence
-from homelab.controller.checks.machine import distribution
-from homelab.controller.checks.machine.distribution import ARCH, DEBIAN, FEDORA, UBUNTU
+from homelab.controller.checks.machine.install_commands import IN_WINDOWS, in_wsl, install_driver
 from homelab.controller.config.cluster import Node
-from homelab.controller.facts import card_generation, nvidia_answer
+from homelab.controller.facts import nvidia_answer
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.node_commands import as_root, on_node, restart
-from homelab.controller.planning.machines import cards
 
-# How the driver is installed.
-_INSTALL = (
-    (UBUNTU, "ubuntu-drivers install"),
-    (DEBIAN, "apt install nvidia-driver"),
-    (FEDORA, "dnf install akmod-nvidia xorg-x11-drv-nvidia-cuda"),  # from RPM Fusion
-    (ARCH, "pacman -S nvidia-open nvidia-utils"),
-)
-# Branch 580 is the last one for Maxwell, Pascal and Volta; the open kernel modules of later ones begin with Turing. ubuntu-drivers chooses by the
-# card, and Debian 13 has branch 550.
-_TURING = (7, 5)
-_INSTALL_580 = ((FEDORA, "dnf install akmod-nvidia-580xx xorg-x11-drv-nvidia-580xx-cuda"),)
-_AUR_580 = ((ARCH, "yay -S nvidia-580xx-dkms nvidia-580xx-utils"),)
-
-
-# Windows has the driver; one of Linux inside of WSL hides it.
-_IN_WINDOWS = "install or renew the NVIDIA driver in Windows (none inside of WSL; one that was installed there has to go), then in PowerShell: wsl --shutdown"
 _SEAT = "if it comes back: power cables, cooling, seat of the card (switch the machine off for that)"
 
 
@@ -71,8 +52,8 @@ def _complaint(kind: str, line: str, node: Node, facts: Facts) -> Problem:
             f"{on_node(node, 'ls -l /dev/nvidia*')} shows who may use it; {group}, then log in anew; a container: start it with --gpus all"
         )
         return Problem("fail", message, hint)
-    if _in_wsl(facts) or kind == "blocked":
-        return Problem("fail", message, _IN_WINDOWS)
+    if in_wsl(facts) or kind == "blocked":
+        return Problem("fail", message, IN_WINDOWS)
     if kind == "lost":
         hint = f"{restart_it}; {_SEAT}; to see it: {on_node(node, 'journalctl -k | grep Xid')}"
     elif kind == "no-devices":
@@ -91,33 +72,9 @@ def mismatch(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where an update renewed the driver's files under its running kernel module."""
     if node.gpus and _is_mismatch(facts):
         message = "the NVIDIA driver was updated under the running one (Driver/library version mismatch): nothing can use the cards before a restart"
-        if _in_wsl(facts):
+        if in_wsl(facts):
             message = "the NVIDIA driver of Windows and a library inside of WSL differ (Driver/library version mismatch)"
-        yield Problem("fail", message, _IN_WINDOWS if _in_wsl(facts) else restart(node, facts))
-
-
-def install_driver(node: Node, facts: Facts) -> str:
-    """The command that installs or renews the NVIDIA driver; in words for a distribution that is not known here, and for WSL."""
-    if _in_wsl(facts):
-        return _IN_WINDOWS
-    old = _before_turing(node, facts)
-    of_aur = distribution.of(facts, _AUR_580) if old else None
-    if of_aur:
-        return f"{on_node(node, of_aur)} (from the AUR: branch 580 is the last one that drives {old}), then {restart(node, facts)}"
-    command = distribution.of(facts, (*_INSTALL_580, *_INSTALL) if old else _INSTALL)
-    if command is None:
-        newest = f"driver of branch 580 (the last one that drives {old})" if old else "newest NVIDIA driver"
-        return f"install the {newest} on {node.name} the way its distribution does ({facts.system.os or 'unknown'}), and restart it"
-    return as_root(node, facts, command, "reboot")
-
-
-def _before_turing(node: Node, facts: Facts) -> str:
-    """The first card of the node that no driver after branch 580 drives, as the node or else its owner names it; empty where there is none."""
-    there = cards.everything(facts)
-    known = [(card.name, card_generation.of_card(card, facts.gpu)) for card in there] or [
-        (gpu.model, hardware.generation(gpu.model)) for gpu in node.gpus
-    ]
-    return next((cards.short(name) for name, capability in known if capability is not None and capability < _TURING), "")
+        yield Problem("fail", message, IN_WINDOWS if in_wsl(facts) else restart(node, facts))
 
 
 def first_line(text: str) -> str:
@@ -128,7 +85,7 @@ def first_line(text: str) -> str:
 def _not_installed(node: Node, facts: Facts) -> Problem:
     bus = facts.gpu.on_bus
     message = "nvidia-smi is not there: no NVIDIA driver is installed"
-    if bus is not None and bus.cards == 0 and not _in_wsl(facts):
+    if bus is not None and bus.cards == 0 and not in_wsl(facts):
         # Not certain (some virtual machines show no bus of their own), so the driver's command stays the last resort.
         command = on_node(node, "lspci | grep -i nvidia")
         hint = f"is the card seated, powered and enabled in the firmware? {command}; if it is there: {install_driver(node, facts)}"
@@ -144,10 +101,6 @@ def _switched_on(node: Node, facts: Facts) -> str:
         return ""
     on = as_root(node, facts, "prime-select nvidia")
     return f"a laptop's card may be switched off to save power: {on} (or envycontrol -s nvidia), then restart it; else "
-
-
-def _in_wsl(facts: Facts) -> bool:
-    return facts.network.wsl is not None
 
 
 def _is_mismatch(facts: Facts) -> bool:

@@ -9,8 +9,7 @@ from typing import Any
 from homelab.controller.base import torch_builds
 from homelab.controller.checks.check import Problem, check
 from homelab.controller.checks.evidence import Evidence
-from homelab.controller.checks.gpu.driver import install_driver
-from homelab.controller.checks.machine.package_fix import install_packages
+from homelab.controller.checks.machine.install_commands import install_driver, install_packages
 from homelab.controller.config.cluster import Node
 from homelab.controller.config.recipe import Recipe
 from homelab.controller.facts.node import Facts

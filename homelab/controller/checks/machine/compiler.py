@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from homelab.controller.base.hint import NO_COMMAND, Command, Hint, homelab
 from homelab.controller.checks.check import Problem, check
 from homelab.controller.checks.evidence import Evidence
-from homelab.controller.checks.machine import distribution, version_drift
-from homelab.controller.checks.machine.distribution import ARCH, DEBIAN, FEDORA, UBUNTU
+from homelab.controller.checks.machine import version_drift
+from homelab.controller.checks.machine.install_commands import ARCH, DEBIAN, FEDORA, UBUNTU, by_distribution
 from homelab.controller.config.cluster import Node
 from homelab.controller.facts.machine import CompilerFacts
 from homelab.controller.facts.node import Facts
@@ -54,7 +54,7 @@ def compiler(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
 
 def _install(node: Node, facts: Facts, seen: CompilerFacts) -> Command:
     """The command of the node's distribution; none where it is unknown, or where the headers are those of another Python than the distribution's."""
-    command = distribution.of(facts, _INSTALL)
+    command = by_distribution(facts, _INSTALL)
     if command is None or (seen.compiler and not seen.headers.startswith("/usr/include/")):
         return NO_COMMAND
     return as_root(node, facts, command.format(".".join(facts.python.version.split(".")[:2])))

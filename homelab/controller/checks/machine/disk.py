@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from homelab.controller.base.units import decimal_size
 from homelab.controller.checks.check import Problem, check, subject
 from homelab.controller.checks.evidence import Evidence, answered
-from homelab.controller.checks.training import training_size
+from homelab.controller.checks.machine import training_size
 from homelab.controller.config.cluster import Node
 from homelab.controller.config.recipe import Recipe
 from homelab.controller.facts.node import Facts

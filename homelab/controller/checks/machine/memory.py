@@ -8,7 +8,7 @@ from homelab.controller.base.hint import Hint
 from homelab.controller.base.units import GIB, binary_size
 from homelab.controller.checks.check import Problem, check, subject
 from homelab.controller.checks.evidence import Evidence, Level
-from homelab.controller.checks.training import training_size
+from homelab.controller.checks.machine import training_size
 from homelab.controller.config.cluster import Node
 from homelab.controller.config.recipe import Recipe
 from homelab.controller.facts.node import Facts

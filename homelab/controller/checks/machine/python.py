@@ -12,9 +12,8 @@ from homelab.controller.base.hint import Command, Hint
 from homelab.controller.base.units import listed
 from homelab.controller.checks.check import Problem, check, subject
 from homelab.controller.checks.evidence import Evidence, Level, answered
-from homelab.controller.checks.gpu.driver import install_driver
 from homelab.controller.checks.machine import version_drift
-from homelab.controller.checks.machine.package_fix import install_packages, setup
+from homelab.controller.checks.machine.install_commands import install_driver, install_packages, setup
 from homelab.controller.checks.machine.version_drift import common_versions, numbers, packages_compared, packages_needed, plain
 from homelab.controller.config.cluster import Node
 from homelab.controller.config.interpreter import UNSLOTH_VERSIONS, key_of, uses_unsloth

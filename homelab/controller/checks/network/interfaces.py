@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from homelab.controller.base.hint import NO_COMMAND, Hint
 from homelab.controller.base.shell import quote_words
 from homelab.controller.checks.check import Problem, check
-from homelab.controller.checks.evidence import Evidence, answered
-from homelab.controller.checks.machine.majority import majority
+from homelab.controller.checks.evidence import Evidence, answered, majority
 from homelab.controller.config.cluster import Node
 from homelab.controller.facts.network import Interface
 from homelab.controller.facts.node import Facts

@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from homelab.controller.base.hint import Command, Hint, chain, homelab
 from homelab.controller.base.node_words import advice
 from homelab.controller.base.units import decimal_size, listed
-from homelab.controller.checks import needs
 from homelab.controller.checks.check import Problem, check, subject
-from homelab.controller.checks.evidence import Evidence, answered
-from homelab.controller.checks.machine.majority import majority
+from homelab.controller.checks.evidence import Evidence, answered, lacks_recipe, majority
 from homelab.controller.config.cluster import Node
 from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.facts.data_sample import FileSample
@@ -179,7 +177,7 @@ def _seq_len(evidence: Evidence) -> int:
 
 def _needs(evidence: Evidence) -> str | None:
     if evidence.recipe is None:
-        return needs.recipe(evidence)
+        return lacks_recipe(evidence)
     if not evidence.data and (evidence.sample is None or not evidence.sample.files):
         refused = f" (not looked into: {evidence.sample.refused})" if evidence.sample is not None and evidence.sample.refused else ""
         of_hub = evidence.recipe.data is not None and evidence.recipe.data.train.startswith("hub:")

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.units import decimal_size, gigabytes
-from homelab.controller.checks import needs
 from homelab.controller.checks.check import Problem, check, subject
-from homelab.controller.checks.evidence import Evidence
+from homelab.controller.checks.evidence import Evidence, lacks_model
 from homelab.controller.checks.machine import runs as alive
 from homelab.controller.config.cluster import Node
 from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.facts.node import Facts
 from homelab.controller.planning.memory import recipe_edits, scenario
 from homelab.controller.planning.memory_estimate import MemoryEstimate
+from homelab.controller.planning.strategy import registry
 from homelab.controller.planning.types import Plan, RankPlan
 from homelab.controller.planning.work.job import shape_of
 from homelab.shared.protocol.memory_items import HELD
@@ -71,18 +71,16 @@ def _chosen_to_fill(evidence: Evidence, rank: RankPlan) -> bool:
 
 def _fix(evidence: Evidence, plan: Plan, rank: RankPlan) -> str:
     """The smallest edit of the recipe after which every rank fits, or the nodes on which it does already."""
-    if rank.stage is not None:  # the cut is the one that leaves most room
-        return Hint(
-            "{} shows what it is made of; a smaller micro_batch, a shorter seq_len or one more machine makes room", homelab("plan RECIPE")
-        )
+    if ways := registry.of_plan(plan).ways_to_room(plan):
+        return Hint("{} shows what it is made of; {}", homelab("plan RECIPE"), ways)
     others = list(dict.fromkeys(other.node for other in plan.ranks if _fits(other) and other.node != rank.node))
     without = f"leave {rank.node} out: --nodes {','.join(others)}" if others else "take a smaller model"
     assert isinstance(evidence.recipe, TrainRecipe)
     shape = shape_of(evidence.recipe.model.name, evidence.facts)
     memory = scenario.of_plan(plan, shape, evidence.facts) if shape is not None else None
-    ways = recipe_edits.fixes(evidence.recipe, memory) if memory is not None else ()
-    if ways:
-        return Hint("{} writes a recipe that fits. Least: {}; or {}", homelab("plan RECIPE --fit"), ways[0], without)
+    edits = recipe_edits.fixes(evidence.recipe, memory) if memory is not None else ()
+    if edits:
+        return Hint("{} writes a recipe that fits. Least: {}; or {}", homelab("plan RECIPE --fit"), edits[0], without)
     return Hint("{} shows what it is made of; {}", homelab("plan RECIPE"), without) if _fits(rank) else without
 
 
@@ -97,7 +95,7 @@ def _need_and_free(memory: MemoryEstimate) -> tuple[int, int]:
 
 
 def _needs(evidence: Evidence) -> str | None:
-    missing = needs.model(evidence)
+    missing = lacks_model(evidence)
     if missing is None and evidence.plan is None and not isinstance(evidence.refused, scenario.DoesNotFit):
         return f"there is no plan: {evidence.refused.message}" if evidence.refused is not None else "needs a plan"
     return missing

@@ -10,10 +10,8 @@ from typing import Any
 from homelab.controller.base.hint import Command, Hint, chain, homelab
 from homelab.controller.base.shell import quote_words
 from homelab.controller.base.units import decimal_size, listed
-from homelab.controller.checks import needs
 from homelab.controller.checks.check import Problem, check, subject
-from homelab.controller.checks.evidence import Evidence, answered
-from homelab.controller.checks.machine.majority import majority
+from homelab.controller.checks.evidence import Evidence, answered, lacks_model, majority
 from homelab.controller.checks.training.licence import gate_of
 from homelab.controller.config.cluster import Node
 from homelab.controller.config.recipe import TrainRecipe
@@ -283,7 +281,7 @@ def _differing_keys(own: dict[str, Any], common: dict[str, Any]) -> list[str]:
     ]
 
 
-@subject("model", "the base model is there or can be downloaded, whole and the same everywhere", after="memory", needs=needs.model)
+@subject("model", "the base model is there or can be downloaded, whole and the same everywhere", after="memory", needs=lacks_model)
 def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
     if facts.model is None:
         return "not looked at"

@@ -11,6 +11,7 @@ from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.sanitize import plain, plain_text
 from homelab.controller.base.say import Say
 from homelab.controller.features.chat import stage_chat
+from homelab.controller.planning.strategy import registry
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import run_folder, store
 from homelab.controller.run.paths import RunPaths
@@ -53,7 +54,7 @@ def ask(fleet: Fleet, paths: RunPaths, prompt: str, *, base: bool, max_new_token
             answer = fleet.agent(name).ask("chat", request, timeout_s=ANSWER_TIMEOUT_S + 20)
         except NoRoomError as error:
             plan = run_folder.plan_of(paths)
-            if plan.strategy != "pipeline":
+            if not registry.of_plan(plan).cuts_layers:
                 first = first or error
                 continue
             question = {"prompt": prompt, "base": base, "max_new_tokens": max_new_tokens}

@@ -12,6 +12,7 @@ from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.node_words import advice
 from homelab.controller.base.sanitize import plain, plain_lines, plain_piece
 from homelab.controller.features.chat import chat
+from homelab.controller.planning.strategy import registry
 from homelab.controller.remote.decoding import decoded
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.remote.session import Stream
@@ -70,7 +71,7 @@ def begin(fleet: Fleet, paths: RunPaths, models: Sequence[str]) -> NodeConversat
         try:
             return _open(fleet, paths, name, models)
         except NoRoomError as error:
-            if run_folder.plan_of(paths).strategy == "pipeline":
+            if registry.of_plan(run_folder.plan_of(paths)).cuts_layers:
                 hint = Hint("one question is answered across them: {}", homelab("chat --prompt Hello", paths.name))
                 raise NoRoomError(
                     f"{error.message}; and a conversation is not held across the stages of a pipeline", where=error.where, hint=hint

@@ -13,8 +13,7 @@ from homelab.controller.attempt.inputs import RecipeInput
 from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.base.say import Say
 from homelab.controller.checks import registry
-from homelab.controller.checks.evidence import Evidence
-from homelab.controller.checks.machine.majority import majority
+from homelab.controller.checks.evidence import Evidence, majority
 from homelab.controller.config.recipe import Recipe, TrainRecipe
 from homelab.controller.facts.data_sample import SampleResult
 from homelab.controller.features.preflight import data_sample

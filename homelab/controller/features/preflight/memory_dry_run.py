@@ -11,7 +11,7 @@ from homelab.controller.config.interpreter import uses_unsloth
 from homelab.controller.config.recipe import Recipe, TrainRecipe
 from homelab.controller.facts.node import Facts
 from homelab.controller.planning.memory import dry_run
-from homelab.controller.planning.model import stored_base
+from homelab.controller.planning.model import model_config
 from homelab.controller.planning.types import Plan
 from homelab.controller.planning.work.job import shape_of
 from homelab.controller.remote.fanout import Fleet
@@ -51,7 +51,7 @@ def improve(
     except HomelabError as error:
         text = f"no dry run on {node}, {'the memory is estimated by formulas' if shape is not None else 'so nobody knows the memory'}: {error.message}"
         return plan.model_copy(update={"warnings": (*plan.warnings, text)})
-    held = stored_base.as_held(recipe, asked)
+    held = model_config.as_held(recipe, asked)
     if shape is None:
         return dry_run.without_shape(plan, held, node, situations, answer["results"], free or {})
     return dry_run.applied(plan, held, shape, node, situations, answer["results"])

@@ -32,6 +32,7 @@ from homelab.controller.features.supervise.rejoin import RejoinMonitor
 from homelab.controller.features.supervise.status_streams import StatusStreams
 from homelab.controller.features.supervise.step import State, next_step
 from homelab.controller.features.supervise.step_durations import StepTimeWindow
+from homelab.controller.planning.strategy import registry
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import event_log, run_folder, store, supervisor_lock, supervisor_record
 from homelab.controller.run.events import event
@@ -129,7 +130,7 @@ class Supervisor:
         rejoin = RejoinMonitor(run.cluster, run.recipe, run.items, left_out, names, run.skip)
         recut = (
             RecutWatch(run.cluster, run.recipe, run.items, self._plan)
-            if self._plan.strategy == "pipeline" and run.recipe.recovery.auto
+            if registry.of_plan(self._plan).cuts_layers and run.recipe.recovery.auto
             else None
         )
         self._watch = AttemptWatch(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from homelab.controller.base.units import gigabytes
 from homelab.controller.planning.memory import rank_memory
-from homelab.controller.planning.strategy.pipeline import one_card
+from homelab.controller.planning.strategy.base import Strategy
 from homelab.controller.planning.strategy.ranks import memory_of
 from homelab.controller.planning.time import network_cost
 from homelab.controller.planning.types import RankPlan, TimeEstimate
@@ -16,12 +16,15 @@ from homelab.controller.planning.work.job import TrainingJob
 WIRE_PART = 0.10  # of a step on the wire: more than this is worth doing something about
 
 
-def advice(job: TrainingJob, strategy: str, ranks: Sequence[RankPlan], time: TimeEstimate) -> tuple[str, ...]:
+def advice(job: TrainingJob, strategy: Strategy, ranks: Sequence[RankPlan], time: TimeEstimate) -> tuple[str, ...]:
     """What an expert concludes from the figures, one sentence each."""
     nodes = list(dict.fromkeys(rank.node for rank in ranks))
-    card = one_card.fastest(job) if strategy == "pipeline" else None
-    alone = (card.against(time.tokens_per_s),) if card is not None else ()
-    return (*_together(job, strategy, len(ranks), nodes, time), *alone, *_who(nodes, time), *_smaller(job, ranks))
+    return (
+        *_together(job, strategy.name, len(ranks), nodes, time),
+        *strategy.compared(job, time),
+        *_who(nodes, time),
+        *_smaller(job, ranks),
+    )
 
 
 def _together(job: TrainingJob, strategy: str, ranks: int, nodes: list[str], time: TimeEstimate) -> Iterator[str]:

@@ -12,7 +12,8 @@ from typing import Any
 
 from homelab.controller.config.recipe import Recipe, TrainRecipe
 from homelab.controller.facts.node import Facts
-from homelab.controller.planning.model import architecture, stored_base
+from homelab.controller.planning.model import architecture, model_config
+from homelab.shared.law import usable
 
 
 def warnings(recipe: Recipe, facts: Mapping[str, Facts], local: Mapping[str, Any] | None = None) -> Iterator[str]:
@@ -22,7 +23,7 @@ def warnings(recipe: Recipe, facts: Mapping[str, Facts], local: Mapping[str, Any
     most = positions(recipe.model.name, facts, local)
     if most is not None and recipe.train.seq_len > most:
         yield "{}; {}".format(*beyond(recipe.train.seq_len, most))
-    hidden = (stored_base.config_of(recipe.model.name, facts, local) or {}).get("hidden_size")
+    hidden = (model_config.config_of(recipe.model.name, facts, local) or {}).get("hidden_size")
     if recipe.method.kind != "full" and isinstance(hidden, int) and recipe.method.rank > hidden:
         seen = f"rank = {recipe.method.rank} is more than the model's hidden_size of {hidden}: such an adapter has more weights than the layer that it changes"
         yield f"{seen}; edit the recipe: [method] rank = {hidden // 4} or less"
@@ -34,7 +35,7 @@ def warnings(recipe: Recipe, facts: Mapping[str, Facts], local: Mapping[str, Any
 
 def positions(name: str, facts: Mapping[str, Facts], local: Mapping[str, Any] | None = None) -> int | None:
     """The rotary positions that this model was trained with; None for another kind of positions, and where nobody knows."""
-    config = stored_base.config_of(name, facts, local)
+    config = model_config.config_of(name, facts, local)
     return of_config(config) if config is not None else None
 
 
@@ -71,3 +72,17 @@ def _tables(value: object) -> Iterator[Mapping[str, Any]]:
 def _number(value: object) -> float:
     """A number above 0 that a model may have, as it is; 0 for anything else."""
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e9 else 0
+
+
+def result_warnings(recipe: Recipe, facts: Mapping[str, Facts]) -> tuple[str, ...]:
+    """What `homelab gguf` will not make of the result: what a training leaves has to be of use."""
+    config = model_config.on_nodes(facts)
+    if not isinstance(recipe, TrainRecipe) or config is None:
+        return ()
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        return ()
+    targets = recipe.method.targets if recipe.method.kind != "full" and isinstance(recipe.method.targets, tuple) else ()
+    reaches = any(target.rsplit(".", 1)[-1] in usable.ENDS for target in targets)
+    refusal = usable.gguf_refusal(names[0][:80], is_untied=reaches and config.get("tie_word_embeddings") is not False)
+    return () if refusal is None else (f"no GGUF file of the result: {refusal.reason}; {refusal.edit}",)

@@ -35,8 +35,8 @@ class DryRunCase:
 
 
 def situations(plan: Plan, recipe: TrainRecipe) -> tuple[DryRunCase, ...]:
-    """The different situations of the plan's ranks, the rank with the least room left first, at most four. None for stages: a dry run is of a whole model."""
-    ranks = [rank for rank in plan.ranks if rank.stage is None]
+    """The different situations of the plan's ranks, the rank with the least room left first, at most four. None for a part of the layers: a dry run is of a whole model."""
+    ranks = [rank for rank in plan.ranks if rank.holds_all_layers]
     ranks.sort(key=lambda rank: _headroom(rank.memory))
     return tuple(dict.fromkeys(wanted_of(plan, recipe, rank) for rank in ranks))[:_MOST]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from homelab.controller.base.errors import InputError
+from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.facts.node import Facts
 from homelab.controller.planning.memory import division, rank_memory
@@ -55,6 +56,15 @@ class DoesNotFit(InputError):
     def __init__(self, message: str, *, where: str, hint: str, scenario: MemoryScenario) -> None:
         super().__init__(message, where=where, hint=hint)
         self.scenario = scenario
+
+
+class NodesWithoutRoom(DoesNotFit):
+    """Some nodes have no room for the least part of the model; without them it may be planned. `others` are the nodes that are left."""
+
+    def __init__(self, nodes: Sequence[str], others: Sequence[str], part: str, scenario: MemoryScenario) -> None:
+        leave = f"leave it out: --nodes {','.join(others)}" if others else Hint("{}, or a shorter seq_len", homelab("plan RECIPE --fit"))
+        super().__init__(f"not even {part} fits on {', '.join(nodes)}", where="recipe, [parallel] strategy", hint=leave, scenario=scenario)
+        self.nodes, self.others, self.part = tuple(nodes), tuple(others), part
 
 
 def needed_bytes(recipe: TrainRecipe, scenario: MemoryScenario, rank: RankMemory, *, tokens: int | None = None) -> int:

@@ -1,18 +1,21 @@
-"""What a plan makes of a base model's config.json before any formula counts it: numbers that no model has, kinds that are not trained, kinds that no formula
-knows. Pure."""
+"""The config.json of a base model: where it is taken from, the numbers and kinds that are refused before any formula counts it, and the recipe as a
+base is held whose files are quantised already. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from homelab.controller.base.errors import InputError
 from homelab.controller.base.hint import Hint, homelab
+from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.facts.node import Facts
-from homelab.controller.planning.model import architecture
+from homelab.controller.planning.model import architecture, known_models
 from homelab.shared.law import model_kinds, usable
 from homelab.shared.law.stage import has_experts
-from homelab.shared.protocol import model_forms
+from homelab.shared.protocol import model_forms, quantisation
+from homelab.shared.protocol.quantisation import INT8, NF4
 
 _WHERE = "recipe, [model] name"
 # The most that a model may have: ten to a hundred times as much as the largest.
@@ -121,3 +124,33 @@ def own_dtype(facts: Mapping[str, Facts]) -> str | None:
             if isinstance(dtype, str):
                 return dtype.removeprefix("torch.")
     return None
+
+
+def config_of(name: str, facts: Mapping[str, Facts], local: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """The config.json of a model as a node has it, else as this machine has it, else what is known of its name."""
+    found = on_nodes(facts)
+    if found is not None:
+        return dict(found)
+    return dict(local) if local else known_models.config_of(name)
+
+
+def on_nodes(facts: Mapping[str, Facts]) -> Mapping[str, Any] | None:
+    """The config.json of the model as the first node that has it says."""
+    return next((node.model.config for node in facts.values() if node.model and node.model.config), None)
+
+
+def as_held(recipe: TrainRecipe, config: Mapping[str, Any] | None) -> TrainRecipe:
+    """The recipe with the method that holds the base as its files do: adapters on 4 bits of bitsandbytes are planned as qlora. FP8 and MXFP4
+    are read as 16 bits.
+
+    Raises InputError where the method cannot train what is stored so.
+    """
+    stored, method = quantisation.stored_of(config), recipe.method
+    if stored is None:
+        return recipe
+    refusal = usable.checkpoint_refusal(stored, method.kind, method.base, usable.original_of(recipe.model.name))
+    if refusal is not None:
+        where = "recipe, [method], and quantization_config in the model's config.json"
+        raise InputError(f"{recipe.model.name}: {refusal.reason}", where=where, hint=f"edit the recipe: {refusal.edit}")
+    held = {NF4: replace(method, kind="qlora", base="auto"), INT8: replace(method, kind="lora", base="8bit")}
+    return recipe.model_copy(update={"method": held[stored.held]}) if stored.held in held else recipe

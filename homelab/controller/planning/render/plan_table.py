@@ -15,7 +15,7 @@ from homelab.controller.base.units import gigabytes, megabytes
 from homelab.controller.planning.machines.cards import short
 from homelab.controller.planning.memory_estimate import MemoryEstimate
 from homelab.controller.planning.render import time_table
-from homelab.controller.planning.types import Plan, RankPlan
+from homelab.controller.planning.types import Plan
 from homelab.shared.protocol.memory_items import HELD
 
 
@@ -70,16 +70,9 @@ def _ranks(plan: Plan) -> Table:
     total = sum(rank.share for rank in plan.ranks)
     for rank in plan.ranks:
         table.add_row(
-            str(rank.rank), rank.node, rank.device_name, _share(rank, total), str(rank.micro_batch) if total else "", _fit(rank.memory)
+            str(rank.rank), rank.node, rank.device_name, rank.work_text(total), str(rank.micro_batch) if total else "", _fit(rank.memory)
         )
     return table
-
-
-def _share(rank: RankPlan, total: int) -> str:
-    """Its rows of a batch, or its layers of all rows."""
-    if rank.stage is not None:
-        return f"layers {rank.stage.begin} to {rank.stage.end - 1}"
-    return f"{rank.share} of {total}" if total else "its own"
 
 
 def _fit(memory: MemoryEstimate | None) -> Text:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from homelab.controller.base.errors import HomelabError
+from homelab.controller.planning.memory.scenario import NodesWithoutRoom
 from homelab.controller.planning.time import step_time
 from homelab.controller.planning.time.network_cost import NetworkCost
-from homelab.controller.planning.types import Choice, RankPlan, TimeEstimate
+from homelab.controller.planning.types import Choice, Plan, RankPlan, TimeEstimate
 from homelab.controller.planning.work.job import Job, TrainingJob
 
 CheckpointLayout = Literal["replicated", "sharded"]
@@ -40,6 +41,9 @@ class Strategy(NetworkCost):
     waits_in_passes: ClassVar[bool] = False
     """Whether a pass on a card holds waits for other ranks that nobody measures: its seconds are then no speed of this rank."""
 
+    cuts_layers: ClassVar[bool] = False
+    """Whether each rank holds some of the layers alone: a question to the model is then answered across them, and a run may move layers."""
+
     def automatic(self, job: Job) -> Automatic:
         """Whether "auto" considers it for this job: at first, where nothing else has room on every rank, or never."""
         return "first"
@@ -58,6 +62,26 @@ class Strategy(NetworkCost):
             return self.assign(job)
         except HomelabError as error:
             return error
+
+    def moves_rows(self, job: Job) -> bool:
+        """Whether rows may go to another rank while the training runs, by the speeds that it measures."""
+        return True
+
+    def useless_nodes(self, job: Job) -> NodesWithoutRoom | None:
+        """The nodes with which there is no plan and without which there may be one; None where that is not what is wrong."""
+        return None
+
+    def loaded_part(self, ranks: Sequence[RankPlan]) -> float:
+        """Of the model's layers, those that the ranks of one node read, where that is most."""
+        return 1.0
+
+    def compared(self, job: TrainingJob, time: TimeEstimate) -> tuple[str, ...]:
+        """Sentences that compare this way to train with another one."""
+        return ()
+
+    def ways_to_room(self, plan: Plan) -> str:
+        """What makes room where it lacks; empty where edits of the recipe are searched for that (`planning.memory.recipe_edits`)."""
+        return ""
 
     def seconds(self, job: TrainingJob, ranks: tuple[RankPlan, ...]) -> TimeEstimate | None:
         """The time of these ranks; None where no speed is known."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.planning.memory.rank_memory import STATE
-from homelab.controller.planning.memory.scenario import DoesNotFit
+from homelab.controller.planning.memory.scenario import DoesNotFit, NodesWithoutRoom
 from homelab.controller.planning.strategy.base import Assignment, Strategy
 from homelab.controller.planning.strategy.ddp import Ddp
 from homelab.controller.planning.strategy.pipeline.pipeline import Pipeline
 from homelab.controller.planning.strategy.sharded import Fsdp, Hsdp, Zero2, Zero3
-from homelab.controller.planning.types import Choice, StrategyPrice, TimeEstimate
+from homelab.controller.planning.types import Choice, Plan, StrategyPrice, TimeEstimate
 from homelab.controller.planning.work.job import Job, TrainingJob
 from homelab.shared.recipe import parallel
 
@@ -36,6 +36,16 @@ def register(strategy: Strategy) -> None:
     STRATEGIES[strategy.name] = strategy
     if strategy.name not in parallel.STRATEGY_NAMES:
         parallel.STRATEGY_NAMES.append(strategy.name)
+
+
+def of_plan(plan: Plan) -> Strategy:
+    """The strategy of a plan that was made; in a plan of another version it may have a name that is not known: every rank holds the whole model then."""
+    return STRATEGIES.get(plan.strategy, STRATEGIES["ddp"])
+
+
+def useless_nodes(job: Job) -> NodesWithoutRoom | None:
+    """The nodes without which one of the candidates may train this job; None where that is not what is wrong."""
+    return next((fault for strategy in _candidates(job) if (fault := strategy.useless_nodes(job)) is not None), None)
 
 
 def choose_strategy(job: Job) -> Selection:

@@ -11,7 +11,7 @@ from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.planning.machines.machines import Machines
 from homelab.controller.planning.speed.dataset_size import Rows
 from homelab.controller.planning.types import Choice
-from homelab.controller.planning.work.workload import Workload
+from homelab.controller.planning.work.job import Workload
 from homelab.shared.law import assignment
 from homelab.shared.law.limits import Limits
 from homelab.shared.law.speed import Speed

@@ -6,7 +6,7 @@ it rests on beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from homelab.controller.base.units import listed
@@ -14,7 +14,7 @@ from homelab.controller.planning.inputs import PlanInputs
 from homelab.controller.planning.machines.machines import Machines
 from homelab.controller.planning.time import network_cost
 from homelab.controller.planning.time.network_cost import bytes_text
-from homelab.controller.planning.types import Choice, RankPlan, StartPart, TimeEstimate
+from homelab.controller.planning.types import Choice, StartPart, TimeEstimate
 from homelab.controller.planning.work.job import TrainingJob
 from homelab.shared.protocol.quantisation import INT8, NF4, NF4_BYTES
 
@@ -44,9 +44,9 @@ _CODE_BYTES = 4e5  # the package as it is shipped
 _HIDDEN_S = 0.5  # a shorter part is not worth a word
 
 
-def with_start(time: TimeEstimate, job: TrainingJob, inputs: PlanInputs, ranks: Sequence[RankPlan]) -> TimeEstimate:
-    """The estimate with its start, which the hours hold from now on."""
-    parts = tuple(_parts(job, inputs, ranks))
+def with_start(time: TimeEstimate, job: TrainingJob, inputs: PlanInputs, part: float) -> TimeEstimate:
+    """The estimate with its start, which the hours hold from now on. `part`: of the model, what the ranks of one node read."""
+    parts = tuple(_parts(job, inputs, part))
     low, usual, high = (sum(of) for of in zip(*((part.seconds_low, part.seconds, part.seconds_high) for part in parts), strict=True))
     hours = {
         name: (before * 3600 + seconds) / 3600
@@ -73,7 +73,7 @@ def choices(time: TimeEstimate | None) -> list[Choice]:
     ]
 
 
-def _parts(job: TrainingJob, inputs: PlanInputs, ranks: Sequence[RankPlan]) -> Iterator[StartPart]:
+def _parts(job: TrainingJob, inputs: PlanInputs, part: float) -> Iterator[StartPart]:
     machines, device = job.machines, job.machines.device
     model_bytes = _model_bytes(job)
     without = [name for name in machines.names if (facts := machines.facts.get(name)) and facts.model is not None and not facts.model.found]
@@ -92,7 +92,6 @@ def _parts(job: TrainingJob, inputs: PlanInputs, ranks: Sequence[RankPlan]) -> I
         yield ship
     yield _part("imports", _IMPORTS_S, "Python, torch and transformers: 6 to 9 s measured on two cores, longer from a cold disk")
     if model_bytes is not None:
-        part = _largest_part(ranks, machines)
         asked = "" if machines.facts else " (no node was asked whether it has them)"
         fewer = NF4_BYTES / 2 if job.recipe.method.quantisation == NF4 else 1.0  # what is kept of it is read at the next start
         best, usual, worst = _at(part * model_bytes, _DISK_BYTES_PER_S)
@@ -100,8 +99,8 @@ def _parts(job: TrainingJob, inputs: PlanInputs, ranks: Sequence[RankPlan]) -> I
             "read", Span(best * fewer, usual, worst), f"{bytes_text(part * model_bytes)} of weights from the disk{asked}: 1.2 GB/s assumed"
         )
     if job.recipe.method.quantisation is not None and job.shape is not None:
-        yield _quantise(job, machines, _largest_part(ranks, machines))
-    if len(ranks) > 1:
+        yield _quantise(job, machines, part)
+    if machines.world_size > 1:
         because = (
             "torchrun's meeting, then NCCL: assumed"
             if device == "cuda"
@@ -146,18 +145,6 @@ def _model_bytes(job: TrainingJob) -> float | None:
     if sizes:
         return float(max(sizes))
     return None if job.shape is None else 2.0 * job.shape.total
-
-
-def _largest_part(ranks: Sequence[RankPlan], machines: Machines) -> float:
-    """Of the model's layers, those that the ranks of one node read: all, but in a pipeline."""
-    stages = [rank.stage for rank in ranks if rank.stage is not None]
-    if not stages:
-        return 1.0
-    held = {
-        name: sum(rank.stage.end - rank.stage.begin for rank in ranks if rank.stage is not None and rank.node == name)
-        for name in machines.names
-    }
-    return max(held.values()) / stages[0].layers
 
 
 def _at(size_bytes: float, bytes_per_s: Span) -> Span:

@@ -16,8 +16,8 @@ from homelab.controller.planning.machines.machines import Machines
 from homelab.controller.planning.speed.dataset_size import Rows
 from homelab.controller.planning.strategy.shares import decide, node_shares, split
 from homelab.controller.planning.types import Choice
+from homelab.controller.planning.work.job import Workload
 from homelab.controller.planning.work.speed_estimate import SpeedEstimate
-from homelab.controller.planning.work.workload import Workload
 from homelab.shared.law.speed import Speed
 from tests.controller.checks import healthy
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from homelab.controller.base.errors import InputError
+from homelab.controller.planning.memory.scenario import NodesWithoutRoom
 from homelab.controller.planning.model.architecture import ALL_LINEAR
 from homelab.controller.planning.strategy import ranks
 from homelab.controller.planning.strategy.base import Assignment, Automatic, Strategy
-from homelab.controller.planning.strategy.pipeline import pipeline_plan, pipeline_time, stage_memory
+from homelab.controller.planning.strategy.pipeline import one_card, pipeline_plan, pipeline_time, stage_memory
 from homelab.controller.planning.time import network_cost
-from homelab.controller.planning.types import Choice, RankPlan, TimeEstimate
+from homelab.controller.planning.types import Choice, Plan, RankPlan, TimeEstimate
 from homelab.controller.planning.work.job import Job, TrainingJob
 from homelab.shared.law.stage import has_experts, why_mixtures_stay_whole
 
@@ -25,6 +27,7 @@ class Pipeline(Strategy):
     name = "pipeline"
     checkpoint_layout = "replicated"
     gathers_checkpoint = True
+    cuts_layers = True
 
     def automatic(self, job: Job) -> Automatic:
         return "fallback" if job.machines.world_size > 1 else "never"
@@ -70,6 +73,29 @@ class Pipeline(Strategy):
         wire = network_cost.wire_between(names, job.throughputs)
         text = f"each of {job.machines.world_size} ranks holds some of the {job.shape.layers} layers; {network_cost.bytes_text(size_bytes)} per step cross a boundary"
         return f"{text} at {wire}" if len(names) > 1 else text
+
+    def moves_rows(self, job: Job) -> bool:
+        """Every rank computes its layers of all rows; one that is alone has nothing cut."""
+        return job.machines.world_size == 1
+
+    def useless_nodes(self, job: Job) -> NodesWithoutRoom | None:
+        """Those without room for a single layer."""
+        fault = self.feasible(job)
+        return fault if isinstance(fault, NodesWithoutRoom) else None
+
+    def loaded_part(self, ranks: Sequence[RankPlan]) -> float:
+        stages = [(rank.node, rank.stage) for rank in ranks if rank.stage is not None]
+        held = [sum(stage.end - stage.begin for name, stage in stages if name == node) for node in {name for name, _ in stages}]
+        return max(held) / stages[0][1].layers if stages else 1.0
+
+    def compared(self, job: TrainingJob, time: TimeEstimate) -> tuple[str, ...]:
+        """With the best card alone, which has in the host's memory what has no room on it."""
+        card = one_card.fastest(job)
+        return () if card is None else (card.against(time.tokens_per_s),)
+
+    def ways_to_room(self, plan: Plan) -> str:
+        """The cut is the one that leaves most room."""
+        return "" if len(plan.ranks) == 1 else "a smaller micro_batch, a shorter seq_len or one more machine makes room"
 
     def seconds(self, job: TrainingJob, ranks: tuple[RankPlan, ...]) -> TimeEstimate | None:
         return pipeline_time.estimate(job, self, ranks) if len(ranks) > 1 else super().seconds(job, ranks)

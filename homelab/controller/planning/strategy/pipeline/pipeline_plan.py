@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.units import gigabytes
 from homelab.controller.config.recipe import TrainRecipe
-from homelab.controller.planning.memory.scenario import DoesNotFit, MemoryScenario
+from homelab.controller.planning.memory.scenario import DoesNotFit, NodesWithoutRoom
 from homelab.controller.planning.memory_estimate import MemoryEstimate
 from homelab.controller.planning.strategy import ranks
 from homelab.controller.planning.strategy.pipeline import partition, stage_time
@@ -21,17 +21,6 @@ from homelab.controller.planning.work.job import TrainingJob
 from homelab.shared.law import pipeline_schedule
 
 _MICRO_BATCHES = (1, 2, 4, 8, 16)
-
-
-class NoLayerFits(DoesNotFit):
-    """Some nodes have no room for a single layer; without them it may be planned. `nodes` are their names."""
-
-    def __init__(self, nodes: Sequence[str], others: Sequence[str], scenario: MemoryScenario) -> None:
-        leave = f"leave it out: --nodes {','.join(others)}" if others else Hint("{}, or a shorter seq_len", homelab("plan RECIPE --fit"))
-        super().__init__(
-            f"not even one layer fits on {', '.join(nodes)}", where="recipe, [parallel] strategy", hint=leave, scenario=scenario
-        )
-        self.nodes, self.others = tuple(nodes), tuple(others)
 
 
 @dataclass(frozen=True)
@@ -45,7 +34,7 @@ class Stages:
 
 
 def fastest(job: TrainingJob) -> Stages:
-    """The fastest way to cut the model that fits. Raises DoesNotFit where none does, NoLayerFits where nodes are of no use."""
+    """The fastest way to cut the model that fits. Raises DoesNotFit where none does, NodesWithoutRoom where nodes are of no use."""
     batch, asked = job.recipe.train.global_batch, job.recipe.parallel.micro_batch
     most_rows = max(1, batch // job.machines.world_size)
     sizes = [min(asked, batch)] if asked != "auto" else [rows for rows in _MICRO_BATCHES if rows <= most_rows]
@@ -124,7 +113,7 @@ def _does_not_fit(batching: MicroBatching) -> DoesNotFit:
     empty = dict.fromkeys(slots[rank].node.name for rank in range(batching.stages) if room[rank] == 0)
     if empty:
         others = dict.fromkeys(slot.node.name for slot in slots if slot.node.name not in empty)
-        return NoLayerFits(list(empty), list(others), scenario)
+        return NodesWithoutRoom(list(empty), list(others), "one layer", scenario)
     text = ", ".join(f"{slots[rank].node.name} {count}" for rank, count in enumerate(room))
     first = min(sum(room), layers - 1)
     ways = "a shorter seq_len" if batching.job.recipe.method.kind == "qlora" else 'a shorter seq_len, kind = "qlora"'

@@ -1,0 +1,79 @@
+"""The commands that install something on a node: packages of its system by its distribution, packages of its Python, the NVIDIA driver. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from homelab.controller.base import hardware
+from homelab.controller.base.hint import Command, homelab
+from homelab.controller.config.cluster import Node
+from homelab.controller.facts import card_generation
+from homelab.controller.facts.node import Facts
+from homelab.controller.facts.node_commands import as_root, on_node, pip_install, restart
+from homelab.controller.planning.machines import cards
+
+# Words of /etc/os-release's PRETTY_NAME.
+UBUNTU = ("ubuntu", "pop!_os", "mint")
+DEBIAN = ("debian", "lmde", "kali")
+FEDORA = ("fedora",)
+ARCH = ("arch", "manjaro", "endeavouros", "cachyos")
+
+
+def by_distribution(facts: Facts, commands: Iterable[tuple[tuple[str, ...], str]]) -> str | None:
+    """The first of `commands` whose distributions this node's is among, None for another one."""
+    system = facts.system.os.lower()
+    return next((command for words, command in commands if any(word in system for word in words)), None)
+
+
+def install_packages(node: Node, facts: Facts, requirements: Iterable[str], options: str = "") -> Command:
+    """`homelab setup` where that has made the environment: it holds no pip, the node may have no way out, and setup knows what belongs there."""
+    return setup(node) if facts.python.made_by_setup else pip_install(node, requirements, options)
+
+
+def setup(node: Node) -> Command:
+    """`homelab setup` for this node, whose `python` may be that of the environment which trains with Unsloth."""
+    return homelab("setup", node.name, *(["--unsloth"] if node.python == node.unsloth_python else []))
+
+
+# How the driver is installed.
+_INSTALL = (
+    (UBUNTU, "ubuntu-drivers install"),
+    (DEBIAN, "apt install nvidia-driver"),
+    (FEDORA, "dnf install akmod-nvidia xorg-x11-drv-nvidia-cuda"),  # from RPM Fusion
+    (ARCH, "pacman -S nvidia-open nvidia-utils"),
+)
+# Branch 580 is the last one for Maxwell, Pascal and Volta; the open kernel modules of later ones begin with Turing. ubuntu-drivers chooses by the
+# card, and Debian 13 has branch 550.
+_TURING = (7, 5)
+_INSTALL_580 = ((FEDORA, "dnf install akmod-nvidia-580xx xorg-x11-drv-nvidia-580xx-cuda"),)
+_AUR_580 = ((ARCH, "yay -S nvidia-580xx-dkms nvidia-580xx-utils"),)
+# Windows has the driver; one of Linux inside of WSL hides it.
+IN_WINDOWS = "install or renew the NVIDIA driver in Windows (none inside of WSL; one that was installed there has to go), then in PowerShell: wsl --shutdown"
+
+
+def install_driver(node: Node, facts: Facts) -> str:
+    """The command that installs or renews the NVIDIA driver; in words for a distribution that is not known here, and for WSL."""
+    if in_wsl(facts):
+        return IN_WINDOWS
+    old = _before_turing(node, facts)
+    of_aur = by_distribution(facts, _AUR_580) if old else None
+    if of_aur:
+        return f"{on_node(node, of_aur)} (from the AUR: branch 580 is the last one that drives {old}), then {restart(node, facts)}"
+    command = by_distribution(facts, (*_INSTALL_580, *_INSTALL) if old else _INSTALL)
+    if command is None:
+        newest = f"driver of branch 580 (the last one that drives {old})" if old else "newest NVIDIA driver"
+        return f"install the {newest} on {node.name} the way its distribution does ({facts.system.os or 'unknown'}), and restart it"
+    return as_root(node, facts, command, "reboot")
+
+
+def _before_turing(node: Node, facts: Facts) -> str:
+    """The first card of the node that no driver after branch 580 drives, as the node or else its owner names it; empty where there is none."""
+    there = cards.everything(facts)
+    known = [(card.name, card_generation.of_card(card, facts.gpu)) for card in there] or [
+        (gpu.model, hardware.generation(gpu.model)) for gpu in node.gpus
+    ]
+    return next((cards.short(name) for name, capability in known if capability is not None and capability < _TURING), "")
+
+
+def in_wsl(facts: Facts) -> bool:
+    return facts.network.wsl is not None
