@@ -12,6 +12,7 @@ import pytest
 
 from homelab.node.setup import installed, pieces, record, worker_environment
 from homelab.shared.protocol.errors import Refusal
+from homelab.shared.protocol.setup_messages import SetupRemoved
 
 DATA = bytes(range(256)) * 40
 SHA256 = hashlib.sha256(DATA).hexdigest()
@@ -24,12 +25,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def send(data: bytes, offset: int, sha256: str = SHA256, name: str = "wheels/a-1-py3-none-any.whl") -> int:
-    return pieces.receive({"name": name, "sha256": sha256, "size": len(DATA), "offset": offset}, io.BytesIO(data))["have"]
+    return pieces.receive({"name": name, "sha256": sha256, "size": len(DATA), "offset": offset}, io.BytesIO(data)).have
 
 
 def test_a_file_goes_on_where_it_was_cut_off(home: Path) -> None:
     assert send(DATA[:1000], 0) == 1000
-    assert installed.look({"environment": "~/env", "files": {"wheels/a-1-py3-none-any.whl": SHA256}})["partial"] == {
+    assert installed.look({"environment": "~/env", "files": {"wheels/a-1-py3-none-any.whl": SHA256}}).partial == {
         "wheels/a-1-py3-none-any.whl": 1000
     }
     assert send(DATA[5000:], 5000) == 1000  # bytes are missing between: go on at 1000
@@ -45,9 +46,9 @@ def test_a_damaged_file_is_refused_and_begins_anew(home: Path) -> None:
     assert send(DATA, 0) == len(DATA)
     place = home / ".homelab/setup/wheels/a-1-py3-none-any.whl"
     wanted = {"environment": "~/env", "files": {"wheels/a-1-py3-none-any.whl": SHA256}}
-    assert installed.look(wanted)["good"] == ["wheels/a-1-py3-none-any.whl"]
+    assert installed.look(wanted).good == ("wheels/a-1-py3-none-any.whl",)
     place.write_bytes(b"damaged")
-    assert installed.look(wanted)["good"] == []
+    assert installed.look(wanted).good == ()
 
 
 @pytest.mark.parametrize("name", ["../x.whl", "wheels/../../x.whl", "wheels/.whl", "/etc/passwd", "wheels/a.txt", "uv"])
@@ -68,9 +69,9 @@ def test_teardown_removes_what_is_listed_and_nothing_else(home: Path) -> None:
     record.note(str(home / "deep/er/env"))
     (home / "deep/er/env/file").write_text("x")
     answer = worker_environment.remove({"workdir": "~/homelab"})
-    assert sorted(answer["removed"]) == sorted([record.folder(), str(home / "deep/er/env")]) and not answer["left"]
+    assert sorted(answer.removed) == sorted([record.folder(), str(home / "deep/er/env")]) and not answer.left
     assert sorted(path.name for path in home.rglob("*")) == [".homelab", "mine"]
-    assert worker_environment.remove({"workdir": "~/homelab"}) == {"removed": [], "left": []}
+    assert worker_environment.remove({"workdir": "~/homelab"}) == SetupRemoved(removed=(), left=())
 
 
 @pytest.mark.parametrize("path", ["{home}", "/", "{home}/homelab", "{home}/link"])
@@ -79,7 +80,7 @@ def test_teardown_keeps_home_workdir_and_links(home: Path, path: str) -> None:
     (home / "elsewhere").mkdir()
     (home / "link").symlink_to("elsewhere")
     record.write({"folders": [path.format(home=home)], "parents": [], "locks": {}})
-    assert worker_environment.remove({"workdir": "~/homelab"})["left"] == [path.format(home=home)]
+    assert worker_environment.remove({"workdir": "~/homelab"}).left == (path.format(home=home),)
     assert (home / "homelab").is_dir() and (home / "elsewhere").is_dir()
 
 
@@ -90,7 +91,7 @@ def test_an_environment_of_somebody_else_is_refused(home: Path) -> None:
         worker_environment.make({"environment": "~/env", "python": "/usr/bin/python3", "version": "3.11", "lock": "x", "is_closed": True})
     assert (home / "env/pyvenv.cfg").exists()
     state = installed.look({"environment": "~/env"})
-    assert state["environment_exists"] and not state["environment_is_ours"]
+    assert state.environment_exists and not state.environment_is_ours
 
 
 def test_one_setup_at_a_time(home: Path) -> None:

@@ -12,19 +12,16 @@ from homelab.controller.facts.model_build import BuildAnswer
 from homelab.controller.facts.network import PacketSent
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.reading import read
-from homelab.controller.remote.answers_of_nodes import ResultFiles, Results, SavedFiles
 from homelab.controller.remote.bounds import (
     MOST_ATTEMPTS,
     MOST_FILES,
     MOST_NODES,
-    MOST_RUNS,
     MOST_STEPS,
     Count,
     FileName,
     Log,
     NodeName,
     Pids,
-    RunName,
     Seconds,
     Step,
     StepName,
@@ -32,28 +29,15 @@ from homelab.controller.remote.bounds import (
 )
 from homelab.controller.remote.dial_answers import Dial as Dial
 from homelab.controller.remote.dial_answers import Dials as Dials
-from homelab.controller.remote.node_state import MadeEnvironment, ModelState, NodeState, Received, Removed, Shared
 from homelab.controller.remote.poll_reply import Line
 from homelab.shared.protocol.limits import MOST_RANKS
 from homelab.shared.protocol.message import REQUIRED, Message, as_json, defaults
 from homelab.shared.protocol.owner_messages import Claimed
+from homelab.shared.protocol.result_messages import ResultFiles, Results, RunFolders, SavedFiles
 from homelab.shared.protocol.run_messages import Energies, Reply, Runs, SupervisorLook
+from homelab.shared.protocol.setup_messages import ModelState, SetupMade, SetupReceived, SetupRemoved, SetupShared, SetupState
 
 Tail = Annotated[tuple[Line, ...], Field(max_length=50_000)]
-
-
-class RunFolder(WireModel):
-    """How large a run's folder is, whether a trained model is in it, and who is at work on it."""
-
-    bytes: Count
-    final: bool
-    busy: Line
-
-
-class RunFolders(WireModel):
-    """`run-weigh`."""
-
-    runs: Annotated[dict[RunName, RunFolder], Field(max_length=MOST_RUNS)]
 
 
 class Described(WireModel):
@@ -218,8 +202,8 @@ SHAPES: dict[str, type[BaseModel] | type[Message]] = {
     "collective-look": CollectiveLook, "collective-end": Stopped, "manifest": Manifest, "energies": Energies,
     "supervisor-needs": SupervisorNeeds, "supervisor-reach": SupervisorReach, "supervisor-start": SupervisorStarted,
     "run-weigh": RunFolders, "result-files": ResultFiles, "saved-files": SavedFiles, "result-look": Results, "supervisor-look": SupervisorLook, "supervisor-end": SupervisorEnded,
-    "model-look": ModelState, "model-receive": Received, "setup-look": NodeState, "setup-receive": Received, "setup-fetch": Received, "setup-share": Shared,
-    "setup-make": MadeEnvironment, "setup-remove": Removed,
+    "model-look": ModelState, "model-receive": SetupReceived, "setup-look": SetupState, "setup-receive": SetupReceived, "setup-fetch": SetupReceived, "setup-share": SetupShared,
+    "setup-make": SetupMade, "setup-remove": SetupRemoved,
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.messages import SetupReceived
+    from homelab.shared.protocol.setup_messages import SetupReceived
 
 _SILENT_S = 20.0  # until a connection is there, and between two blocks of bytes
 _HINT = "homelab setup"

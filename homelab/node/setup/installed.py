@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from homelab.node.setup import pieces, record
 from homelab.shared.protocol.digest import file_sha256
+from homelab.shared.protocol.setup_messages import SetupState
 
 if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.messages import SetupState
 
 _PYTHONS = ("python3.14", "python3.13", "python3.12", "python3.11", "python3")
 _ASK = "import platform, sys; print(platform.python_implementation(), '%d.%d' % sys.version_info[:2], platform.python_version())"
@@ -27,20 +27,20 @@ def look(request: JsonObject) -> SetupState:
     made = record.read()
     there = os.path.lexists(environment) and not _is_empty(environment)
     wanted = request.get("files") or {}
-    return {
-        "machine": platform.machine(),
-        "libc": " ".join(platform.libc_ver()).strip(),
-        "pythons": _pythons(environment),
-        "environment_exists": there,
-        "environment_is_ours": environment in made["folders"],
-        "environment_python": _version_of(os.path.join(environment, "bin", "python"))[1] if there else "",
-        "packages": _packages(environment),
-        "lock": made["locks"].get(environment, "") if there else "",
-        "good": sorted(name for name, sha256 in wanted.items() if _is_good(pieces.place(name), sha256)),
-        "partial": {name: size for name, sha256 in wanted.items() if (size := pieces.partial_size(sha256))},
-        "disk_free": min(disk_free(record.folder()), disk_free(environment)),  # they may lie on two disks
-        "folders": made["folders"],
-    }
+    return SetupState(
+        machine=platform.machine(),
+        libc=" ".join(platform.libc_ver()).strip(),
+        pythons=_pythons(environment),
+        environment_exists=there,
+        environment_is_ours=environment in made["folders"],
+        environment_python=_version_of(os.path.join(environment, "bin", "python"))[1] if there else "",
+        packages=_packages(environment),
+        lock=made["locks"].get(environment, "") if there else "",
+        good=tuple(sorted(name for name, sha256 in wanted.items() if _is_good(pieces.place(name), sha256))),
+        partial={name: size for name, sha256 in wanted.items() if (size := pieces.partial_size(sha256))},
+        disk_free=min(disk_free(record.folder()), disk_free(environment)),  # they may lie on two disks
+        folders=tuple(made["folders"]),
+    )
 
 
 def _is_empty(folder: str) -> bool:

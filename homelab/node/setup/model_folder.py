@@ -16,12 +16,12 @@ from homelab.node.setup import installed, pieces, record
 from homelab.node.storage import digests
 from homelab.node.system import hub
 from homelab.shared.protocol import files, hub_cache
+from homelab.shared.protocol.setup_messages import ModelState, SetupReceived
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.messages import ModelState, SetupReceived
 
 _FILE = re.compile(r"\w[\w.+-]{0,200}")
 _DATA_FOLDERS = 3  # of a data set, its configuration and its version
@@ -45,7 +45,9 @@ def look(request: JsonObject) -> ModelState:
     is_ours = bool(request["commit"]) or folder in record.read()["folders"]
     others = [] if is_ours else [name for name in request["files"] if name not in good and os.path.lexists(os.path.join(folder, name))]
     partial = {name: size for name, sha256 in request["files"].items() if (size := pieces.partial_size(sha256, folder))}
-    return {"folder": folder, "good": sorted(good), "others": sorted(others), "partial": partial, "disk_free": installed.disk_free(folder)}
+    return ModelState(
+        folder=folder, good=tuple(sorted(good)), others=tuple(sorted(others)), partial=partial, disk_free=installed.disk_free(folder)
+    )
 
 
 def receive(request: JsonObject, stream: BinaryIO) -> SetupReceived:

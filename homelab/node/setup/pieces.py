@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from homelab.node.setup import record
 from homelab.shared.protocol import files
 from homelab.shared.protocol.digest import file_sha256
+from homelab.shared.protocol.setup_messages import SetupReceived
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.messages import SetupReceived
 
 _NAMES = re.compile(r"uv\.whl|python\.tar\.gz|requirements\.txt|wheels/\w[\w.+!-]*\.whl")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -39,7 +39,7 @@ def receive_into(folder: str, name: str, request: JsonObject, stream: BinaryIO) 
     os.makedirs(os.path.dirname(partial), exist_ok=True)
     have = partial_size(request["sha256"], folder)
     if have < request["offset"]:
-        return {"have": have}
+        return SetupReceived(have=have)
     with open(partial, "r+b" if os.path.exists(partial) else "wb") as out:
         out.truncate(request["offset"])
         out.seek(request["offset"])
@@ -52,14 +52,14 @@ def receive_into(folder: str, name: str, request: JsonObject, stream: BinaryIO) 
         have = out.tell()
         is_longer = left <= 0 and bool(stream.read(1))
     if have < request["size"]:
-        return {"have": have}
+        return SetupReceived(have=have)
     if is_longer or have > request["size"] or file_sha256(partial) != request["sha256"]:
         os.unlink(partial)
-        return {"have": 0}
+        return SetupReceived(have=0)
     os.chmod(partial, 0o600)
     os.replace(partial, target)
     files.sync(os.path.dirname(target))
-    return {"have": have}
+    return SetupReceived(have=have)
 
 
 def place(name: str) -> str:

@@ -13,7 +13,9 @@ import threading
 from typing import TYPE_CHECKING
 
 from homelab.node.setup import model_folder, pieces
+from homelab.shared.protocol import message
 from homelab.shared.protocol.errors import Refusal
+from homelab.shared.protocol.setup_messages import SetupShared
 
 if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
@@ -46,7 +48,7 @@ def share(request: JsonObject) -> None:
     end = threading.Timer(_LIMIT_S, os._exit, (0,))  # the controller lost its power
     end.daemon = True
     end.start()
-    print(json.dumps({"address": address, "port": server.server_port, "token": token}), flush=True)
+    print(json.dumps(message.fields(SetupShared(address=address, port=server.server_port, token=token))), flush=True)
     sys.stdin.read()
 
 

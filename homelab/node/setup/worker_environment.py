@@ -12,10 +12,10 @@ from homelab.node.setup import installed, pieces, record, sent_python
 from homelab.shared.protocol import files
 from homelab.shared.protocol.digest import file_sha256
 from homelab.shared.protocol.errors import Refusal
+from homelab.shared.protocol.setup_messages import SetupMade, SetupRemoved
 
 if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.messages import SetupMade, SetupRemoved
 
 _UV_LIMIT_S = 3000.0  # below the controller's limit, so that the reason is told
 
@@ -35,7 +35,7 @@ def make(request: JsonObject) -> SetupMade:
         made = record.read()
         if os.path.lexists(environment) and environment not in made["folders"] and os.listdir(environment):
             raise Refusal("this environment was not made by homelab setup", where=environment, hint="move it away, then: homelab setup")
-        there = installed.look({"environment": environment})["environment_python"]
+        there = installed.look({"environment": environment}).environment_python
         keeps = made["locks"].get(environment, "") not in ("", request["lock"]) and there.startswith(request["version"] + ".")
         _unpack_uv()
         made = record.note(environment)
@@ -60,14 +60,14 @@ def make(request: JsonObject) -> SetupMade:
         _remove_other_wheels(wheels)
         shutil.rmtree(os.path.join(record.folder(), "cache"), ignore_errors=True)  # its files have a second name in the environment
         record.write({**made, "locks": {**made["locks"], environment: request["lock"]}})
-    return {"packages": installed.look({"environment": environment})["packages"], "said": said[-20:]}
+    return SetupMade(packages=installed.look({"environment": environment}).packages, said=tuple(said[-20:]))
 
 
 def remove(request: JsonObject) -> SetupRemoved:
     """Remove what the record lists, and the record. `left`: folders that are no folders of setup's, or hold files of others. `request`: workdir."""
     made = record.read()
     if not made["folders"]:
-        return {"removed": [], "left": []}
+        return SetupRemoved(removed=(), left=())
     with record.held():
         kept = [os.path.realpath(os.path.expanduser(path)) for path in ("~", request["workdir"])]
         removed: list[str] = []
@@ -85,7 +85,7 @@ def remove(request: JsonObject) -> SetupRemoved:
         for path in sorted(made["parents"], key=len, reverse=True):
             if os.path.isdir(path) and not os.listdir(path):
                 os.rmdir(path)
-    return {"removed": removed, "left": left}
+    return SetupRemoved(removed=tuple(removed), left=tuple(left))
 
 
 def _remove_other_wheels(wheels: str) -> None:

@@ -11,12 +11,12 @@ from homelab.node.storage import program_checkpoints
 from homelab.node.storage.digests import Kept
 from homelab.shared.protocol import files, layout, manifest, profile_files, result_files
 from homelab.shared.protocol.errors import Refusal
+from homelab.shared.protocol.result_messages import ResultFile, ResultFiles, Results
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.result_messages import ResultFiles, Results
 
 _DIGEST_LIMIT_S = 3 * 3600.0
 _BLOCK_BYTES = 1 << 20
@@ -27,24 +27,24 @@ def look(request: JsonObject) -> Results:
     folder = paths.run_dir(request["workdir"], request["run"])
     state = os.statvfs(paths.expand(request["workdir"]))
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    return {
-        "run_known": bool(names),
-        "final": _is_whole(os.path.join(folder, layout.FINAL)),
-        "merged": _merged_from(os.path.join(folder, result_files.MERGED)),
-        "machine": platform.machine(),
-        "gguf": [
+    return Results(
+        run_known=bool(names),
+        final=_is_whole(os.path.join(folder, layout.FINAL)),
+        merged=_merged_from(os.path.join(folder, result_files.MERGED)),
+        machine=platform.machine(),
+        gguf=tuple(
             name[len(result_files.GGUF) + 1 :]
             for name in names
             if name.startswith(f"{result_files.GGUF}-") and _is_whole(os.path.join(folder, name))
-        ],
-        "steps": manifest.steps(folder),
-        "exported": [step for step in manifest.steps(folder) if _is_whole(os.path.join(folder, result_files.exported(step)))],
-        "profiles": _profiled(folder),
-        "saved_files": len(_saved(folder)[0]),
-        "saved_step": (program_checkpoints.newest(folder) or (0, ""))[0],
-        "memory_bytes": _available_bytes(),
-        "disk_bytes": state.f_bavail * state.f_frsize,
-    }
+        ),
+        steps=tuple(manifest.steps(folder)),
+        exported=tuple(step for step in manifest.steps(folder) if _is_whole(os.path.join(folder, result_files.exported(step)))),
+        profiles=tuple(_profiled(folder)),
+        saved_files=len(_saved(folder)[0]),
+        saved_step=(program_checkpoints.newest(folder) or (0, ""))[0],
+        memory_bytes=_available_bytes(),
+        disk_bytes=state.f_bavail * state.f_frsize,
+    )
 
 
 def listed(request: JsonObject) -> ResultFiles:
@@ -59,11 +59,11 @@ def listed(request: JsonObject) -> ResultFiles:
     kept = Kept(request["workdir"], _DIGEST_LIMIT_S)
     parts = [{"name": name, **kept.of(os.path.join(folder, name), deep=True)} for name in sent]
     kept.save()
-    return {
-        "path": folder,
-        "files": [{"name": part["name"], "size": part["size_bytes"], "sha256": part["sha256"]} for part in parts],
-        "left_out": left_out,
-    }
+    return ResultFiles(
+        path=folder,
+        files=tuple(ResultFile(name=part["name"], size=part["size_bytes"], sha256=part["sha256"]) for part in parts),
+        left_out=tuple(left_out),
+    )
 
 
 def send_part(request: JsonObject, stream: BinaryIO) -> None:

@@ -11,10 +11,10 @@ from homelab.node.run import claims, ownership, secret_files
 from homelab.node.system import processes
 from homelab.shared.protocol import layout
 from homelab.shared.protocol.errors import Refusal
+from homelab.shared.protocol.result_messages import RunFolder, RunFolders
 
 if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.result_messages import RunFolders
 
 _REMOVED = ".removed-"  # no name of a run begins so: a removal that was cut off is finished by the next one
 
@@ -23,13 +23,13 @@ def weigh(request: JsonObject) -> RunFolders:
     """Run -> bytes on this disk, whether a trained model is in it, and who is at work on it ("" for nobody). `request`: workdir, node."""
     root = os.path.join(paths.expand(request["workdir"]), layout.RUNS)
     alive = processes.of_runs(request["workdir"], request["node"])
-    known: RunFolders = {"runs": {}}
+    known: dict[str, RunFolder] = {}
     for name in sorted(os.listdir(root) if os.path.isdir(root) else []):
         folder = os.path.join(root, name)
         if layout.is_usable(name) and os.path.isfile(os.path.join(folder, layout.RUN_JSON)):
             has_final = os.path.exists(os.path.join(folder, layout.FINAL, "README.md"))
-            known["runs"][name] = {"bytes": _bytes_in(folder), "final": has_final, "busy": _busy(request["workdir"], name, alive)}
-    return known
+            known[name] = RunFolder(bytes=_bytes_in(folder), final=has_final, busy=_busy(request["workdir"], name, alive))
+    return RunFolders(runs=known)
 
 
 def _bytes_in(folder: str) -> int:

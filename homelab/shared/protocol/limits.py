@@ -77,7 +77,7 @@ MOST_RUNS, MOST_NODES, MOST_ATTEMPTS = 20_000, 1000, 10_000
 
 Json = dict[str, Any]
 Count = Annotated[int, AtLeast(0), Below(2**63)]
-Port = Annotated[int, AtLeast(1), AtMost(65535)]
+PortNumber = Annotated[int, AtLeast(1), AtMost(65535)]
 PortOrZero = Annotated[int, AtLeast(0), AtMost(65535)]
 Rank = Annotated[int, AtLeast(0), Below(65536)]
 Attempt = Annotated[int, AtLeast(0), Below(10**9)]

@@ -52,14 +52,6 @@ class Port(TypedDict):
     port: int
 
 
-class SetupShared(TypedDict):
-    """The first line of `setup-share`."""
-
-    address: str
-    port: int
-    token: str
-
-
 class PacketSent(TypedDict):
     """The answer of `wake`: whether this node is in that network, and has sent the packet."""
 

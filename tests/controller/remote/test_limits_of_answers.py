@@ -202,7 +202,7 @@ def test_never_more_bytes_are_written_than_the_size_that_was_said(tmp_path: Path
     (folder / "partial").mkdir(parents=True)
     (folder / "partial" / sha256).write_bytes(b"x" * offset)
     request = {"name": "wheels/a.whl", "sha256": sha256, "size": 1000, "offset": offset}
-    assert pieces.receive_into(str(folder), "a.whl", request, Endless())["have"] == 0  # type: ignore[arg-type]
+    assert pieces.receive_into(str(folder), "a.whl", request, Endless()).have == 0  # type: ignore[arg-type]
     assert list(folder.rglob("*.whl")) == [] and not (folder / "partial" / sha256).exists()
     with pytest.raises(ValueError, match="more bytes came"):
         transfer.receive_file({"workdir": str(tmp_path), "name": "rows.jsonl", "sha256": sha256, "size": 3 * MIB}, Endless())  # type: ignore[arg-type]

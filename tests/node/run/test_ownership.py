@@ -91,7 +91,7 @@ def test_a_claim_and_a_stop_by_hand(request_of: dict[str, Any]) -> None:
 
 def test_a_run_whose_supervisor_waits_elsewhere_is_not_removed(request_of: dict[str, Any]) -> None:
     ownership.Ear(os.path.join(request_of["workdir"], "runs", RUN), request_of).hear()
-    assert "its supervisor looks after it (me on laptop, process 7)" in run_folders.weigh(request_of)["runs"][RUN]["busy"]
+    assert "its supervisor looks after it (me on laptop, process 7)" in run_folders.weigh(request_of).runs[RUN].busy
     with pytest.raises(Refusal, match="its supervisor looks after it"):
         run_folders.remove(request_of)
     assert poll.runs(request_of).runs[0].busy

@@ -10,6 +10,7 @@ import pytest
 
 from homelab.node.setup import download, pieces, record
 from homelab.shared.protocol.errors import Refusal
+from homelab.shared.protocol.setup_messages import SetupReceived
 from tests.servers import serving
 
 pytestmark = pytest.mark.timeout(30)
@@ -43,7 +44,7 @@ def all_of(url: str, **changes: Any) -> list[int]:
     """What the node has after every question, until the file is whole or ten were asked."""
     had = [0]
     while had[-1] < len(CONTENT) and len(had) < 10:
-        had.append(download.download(question(url, had[-1], **changes))["have"])
+        had.append(download.download(question(url, had[-1], **changes)).have)
     return had
 
 
@@ -69,7 +70,7 @@ def test_a_server_without_parts_is_asked_for_whole_files_only(own_home: Path) ->
         server.knows_parts = False
         with pytest.raises(Refusal, match="parts of files"):
             download.download(question(f"{server.address}/a.whl"))
-        assert download.download(question(f"{server.address}/a.whl", most=1 << 20)) == {"have": len(CONTENT)}
+        assert download.download(question(f"{server.address}/a.whl", most=1 << 20)) == SetupReceived(have=len(CONTENT))
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://127.0.0.1/a", "/etc/passwd"])

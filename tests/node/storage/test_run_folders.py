@@ -29,8 +29,8 @@ def test_it_goes_whole_and_nothing_else(tmp_path: Path, request_of: dict[str, st
     secret_files.put(str(tmp_path / "runs" / RUN), {"HF_TOKEN": "hf_PlantedPlanted42"})
     (tmp_path / "supervised" / RUN).mkdir(parents=True)
     (tmp_path / "runs" / ".removed-of-a-call-that-was-killed").mkdir()
-    (weighed,) = run_folders.weigh(request_of)["runs"].items()
-    assert weighed[0] == RUN and 1 << 20 <= weighed[1]["bytes"] < 2 << 20 and not weighed[1]["busy"] and not weighed[1]["final"]
+    (weighed,) = run_folders.weigh(request_of).runs.items()
+    assert weighed[0] == RUN and 1 << 20 <= weighed[1].bytes < 2 << 20 and not weighed[1].busy and not weighed[1].final
     for _ in range(2):
         assert run_folders.remove(request_of) == {"removed": RUN}
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["notes"] and not list((tmp_path / "supervised").iterdir())
@@ -40,7 +40,7 @@ def test_it_goes_whole_and_nothing_else(tmp_path: Path, request_of: dict[str, st
 def test_one_that_lives_stays(tmp_path: Path, request_of: dict[str, str]) -> None:
     environment = {"HOMELAB_RUN": RUN, "HOMELAB_NODE": "laptop", "HOMELAB_RUN_DIR": str(tmp_path / "runs" / RUN)}
     with living(**environment):
-        assert run_folders.weigh(request_of)["runs"][RUN]["busy"] == "it is alive on this node"
+        assert run_folders.weigh(request_of).runs[RUN].busy == "it is alive on this node"
         with pytest.raises(Refusal, match="it is alive on this node"):
             run_folders.remove(request_of)
     assert (tmp_path / "runs" / RUN / "big").exists()

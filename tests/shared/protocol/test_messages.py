@@ -8,9 +8,9 @@ import pytest
 from pydantic import BaseModel
 
 from homelab.controller.facts import node as facts
-from homelab.controller.remote import answers, answers_of_nodes, node_state
+from homelab.controller.remote import answers
 from homelab.node.facts import PROBES
-from homelab.shared.protocol import machine_messages, messages, result_messages
+from homelab.shared.protocol import machine_messages, messages
 from homelab.shared.protocol.message import Message
 
 READ_AS: list[tuple[type[BaseModel], Any]] = [
@@ -23,11 +23,6 @@ READ_AS: list[tuple[type[BaseModel], Any]] = [
     (answers.CollectiveEnded, machine_messages.CollectiveEnded), (answers.SupervisorNeeds, messages.SupervisorNeeds),
     (answers.SupervisorReach, messages.SupervisorReach), (answers.Barrier, messages.Barrier), (answers.SupervisorStarted, messages.SupervisorStarted),
     (answers.SupervisorEnded, messages.SupervisorEnded),
-    (node_state.NodeState, messages.SetupState), (node_state.ModelState, messages.ModelState), (node_state.Received, messages.SetupReceived),
-    (answers_of_nodes.Results, result_messages.Results), (answers_of_nodes.ResultFile, result_messages.ResultFile),
-    (answers_of_nodes.ResultFiles, result_messages.ResultFiles), (answers_of_nodes.SavedFiles, result_messages.ResultFiles),
-    (answers.RunFolders, result_messages.RunFolders), (answers.RunFolder, result_messages.RunFolder),
-    (node_state.Shared, machine_messages.SetupShared), (node_state.MadeEnvironment, messages.SetupMade), (node_state.Removed, messages.SetupRemoved),
 ]  # fmt: skip
 OF_THE_WORKER = {"chat", "dry-run", "sample-data", "build-model"}  # its own programs answer; the node passes their words on
 

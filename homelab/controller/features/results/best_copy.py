@@ -8,8 +8,8 @@ from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.models import Value
 from homelab.controller.base.units import listed
-from homelab.controller.remote.answers_of_nodes import Results
 from homelab.shared.protocol import layout, result_files
+from homelab.shared.protocol.result_messages import Results
 
 
 class ModelHolder(Value):

@@ -10,15 +10,16 @@ from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.models import DisplayValue
 from homelab.controller.base.say import Say
 from homelab.controller.base.units import listed
+from homelab.controller.facts.reading import read
 from homelab.controller.features.results import best_copy, make, receive
 from homelab.controller.features.results.best_copy import ModelHolder
 from homelab.controller.features.results.missing import left_bytes
 from homelab.controller.features.setup.transfer_progress import TransferProgress
-from homelab.controller.remote.answers_of_nodes import ResultFiles, Results, SavedFiles
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import run_folder
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol import layout, result_files
+from homelab.shared.protocol.result_messages import ResultFiles, Results, SavedFiles
 
 _LIST_TIMEOUT_S = 3 * 3600.0  # the node reads every file once, for its digest
 
@@ -56,7 +57,7 @@ def _looked(fleet: Fleet, paths: RunPaths) -> tuple[Mapping[str, Results], Mappi
     if not names:
         raise HomelabError("none of the run's nodes is in cluster.toml", where=paths.name, hint=homelab("runs"))
     answers, errors = fleet.ask("result-look", {"run": paths.name}, names=names)
-    return {name: Results.model_validate(answer) for name, answer in answers.items()}, errors
+    return {name: read(Results, answer) for name, answer in answers.items()}, errors
 
 
 def model(fleet: Fleet, paths: RunPaths, place: Path, say: Say) -> Fetched:
@@ -112,7 +113,7 @@ def bring(fleet: Fleet, paths: RunPaths, chosen: ModelHolder, place: Path, say: 
     request = {"run": paths.name, "folder": chosen.folder}
     say(f"{chosen.node}: reading the files for their digests")
     verb, shape = ("saved-files", SavedFiles) if chosen.folder == layout.SAVED else ("result-files", ResultFiles)
-    answer = shape.model_validate(agent.ask(verb, request, timeout_s=_LIST_TIMEOUT_S))
+    answer = read(shape, agent.ask(verb, request, timeout_s=_LIST_TIMEOUT_S))
     done = Fetched(
         run=paths.name, node=chosen.node, folder=str(place), files=len(answer.files), total_bytes=sum(file.size for file in answer.files),
         fetched_bytes=0, changed=False, step=chosen.step, left_out=answer.left_out,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Annotated
 
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.hint import Hint
 from homelab.controller.base.models import Value
 from homelab.controller.base.units import decimal_size
-from homelab.controller.remote.answers_of_nodes import ResultFile
+from homelab.controller.facts.reading import AsMessage
+from homelab.shared.protocol.result_messages import ResultFile
 
 SPARE_BYTES = 100 * 10**6
 _HEADER_BYTES = 8
@@ -17,7 +19,7 @@ _HEADER_BYTES = 8
 class Missing(Value):
     """A file of which `have_bytes` are here."""
 
-    file: ResultFile
+    file: Annotated[ResultFile, AsMessage]
     have_bytes: int
 
 

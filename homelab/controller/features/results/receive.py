@@ -19,10 +19,10 @@ from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.features.results.missing import Missing, check_room, missing, weights_fault
 from homelab.controller.remote.agent import Agent
-from homelab.controller.remote.answers_of_nodes import ResultFile
 from homelab.controller.run import store
 from homelab.shared.protocol import files, result_files
 from homelab.shared.protocol.digest import file_sha256
+from homelab.shared.protocol.result_messages import ResultFile
 
 RECORD = "fetched.json"
 _PART = ".part"

@@ -9,7 +9,7 @@ from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.units import decimal_size, listed
 from homelab.controller.features.setup.setup_plan import NeededFile
-from homelab.controller.remote.node_state import ModelState
+from homelab.shared.protocol.setup_messages import ModelState
 
 # What transformers reads (tokenizers, configuration, templates) and safetensors; no weights of other frameworks, and no pickles beside safetensors.
 PATTERNS = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.bin")

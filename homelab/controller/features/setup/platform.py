@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.models import Value
-from homelab.controller.remote.node_state import NodeState
+from homelab.shared.protocol.setup_messages import SetupState
 
 # manylinux_2_17 is the oldest that uv and torch have wheels for; older names of the same (PEP 599) are still in use.
 _OLDEST_GLIBC = 17
@@ -36,7 +36,7 @@ class Platform(Value):
         return f"{self.machine}-glibc2.{self.glibc}-python{self.python}"
 
 
-def fleet_python(states: Mapping[str, NodeState]) -> str:
+def fleet_python(states: Mapping[str, SetupState]) -> str:
     """The Python of all of these nodes: the newest that all have, else the newest of those that most have, else one that is sent.
 
     One for all, because each Python has wheels of its own, and so a lock of its own.
@@ -45,7 +45,7 @@ def fleet_python(states: Mapping[str, NodeState]) -> str:
     return max(holders, key=lambda version: (holders[version], int(version.partition(".")[2])), default=SENT_PYTHON)
 
 
-def platform_of(node: str, state: NodeState, python: str) -> Platform:
+def platform_of(node: str, state: SetupState, python: str) -> Platform:
     """The node's platform with this Python. Raises HomelabError where torch has no wheels for the node."""
     glibc = re.match(r"glibc 2\.(\d{1,4})", state.libc)
     if state.machine not in _MACHINES or glibc is None or int(glibc[1]) < _OLDEST_GLIBC:

@@ -8,9 +8,10 @@ from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.hint import homelab
 from homelab.controller.base.say import Say
 from homelab.controller.base.units import listed
+from homelab.controller.facts.reading import read
 from homelab.controller.features.setup import setup_nodes
 from homelab.controller.remote.fanout import Fleet, Outcome, on_all
-from homelab.controller.remote.node_state import Removed
+from homelab.shared.protocol.setup_messages import SetupRemoved
 
 _REMOVE_TIMEOUT_S = 600.0
 
@@ -26,16 +27,17 @@ def forget_secrets(fleet: Fleet, names: Iterable[str]) -> dict[str, list[str]]:
     return {name: list(answer["secrets_removed"]) for name, answer in answers.items() if answer["secrets_removed"]}
 
 
-def remove(fleet: Fleet, names: Iterable[str], say: Say) -> Outcome[Removed]:
+def remove(fleet: Fleet, names: Iterable[str], say: Say) -> Outcome[SetupRemoved]:
     """Remove them. A node where a run lives keeps its environment."""
 
-    def one(name: str) -> Removed:
+    def one(name: str) -> SetupRemoved:
         setup_nodes.refuse_while_runs_live(fleet.agent(name))
-        removed = Removed.model_validate(
+        removed = read(
+            SetupRemoved,
             setup_nodes.when_free(
                 lambda: fleet.agent(name).ask("setup-remove", timeout_s=_REMOVE_TIMEOUT_S),
                 lambda: say(f"{name}: waiting for a setup that works on this node"),
-            )
+            ),
         )
         if removed.left:
             raise HomelabError(

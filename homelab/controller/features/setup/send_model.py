@@ -9,13 +9,14 @@ from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.models import DisplayValue
 from homelab.controller.base.say import Say
 from homelab.controller.base.units import decimal_size
+from homelab.controller.facts.reading import read
 from homelab.controller.features.setup import model_files, relay, send
 from homelab.controller.features.setup.model_source import ModelSource
 from homelab.controller.features.setup.setup_plan import SetupOptions
 from homelab.controller.features.setup.transfer_progress import TransferProgress
 from homelab.controller.remote.agent import Agent
 from homelab.controller.remote.fanout import Fleet, Outcome, on_all
-from homelab.controller.remote.node_state import ModelState
+from homelab.shared.protocol.setup_messages import ModelState
 
 _LOOK_TIMEOUT_S = 3600.0  # a large model is read to its end once
 
@@ -67,7 +68,7 @@ def run(fleet: Fleet, names: Iterable[str], source: ModelSource, how: SetupOptio
 
 def _look(agent: Agent, source: ModelSource, target: send.Target) -> ModelState:
     wanted = {part.name: part.sha256 for part in source.files}
-    return ModelState.model_validate(agent.ask("model-look", {**target.request, "files": wanted}, timeout_s=_LOOK_TIMEOUT_S))
+    return read(ModelState, agent.ask("model-look", {**target.request, "files": wanted}, timeout_s=_LOOK_TIMEOUT_S))
 
 
 def _bring(

@@ -13,6 +13,7 @@ from homelab.controller.base.models import DisplayValue
 from homelab.controller.base.say import Say
 from homelab.controller.base.units import listed
 from homelab.controller.facts.node_commands import environment_of
+from homelab.controller.facts.reading import read
 from homelab.controller.features.setup import python_archive, setup_plan, wheelhouse
 from homelab.controller.features.setup.platform import Platform, fleet_python, platform_of
 from homelab.controller.features.setup.requirements import Lock
@@ -22,7 +23,7 @@ from homelab.controller.features.setup.transfer_progress import TransferProgress
 from homelab.controller.features.setup.wanted import WantedPackages
 from homelab.controller.remote.agent import Agent
 from homelab.controller.remote.fanout import Fleet, Outcome, on_all
-from homelab.controller.remote.node_state import NodeState
+from homelab.shared.protocol.setup_messages import SetupState
 
 _LOOK_TIMEOUT_S = 300.0  # some gigabytes are read to their ends
 _MAKE_TIMEOUT_S = 3600.0
@@ -102,7 +103,7 @@ def _left_behind(installing: list[str]) -> Hint:
     )
 
 
-def look(agent: Agent, wanted_files: Mapping[str, str]) -> NodeState:
+def look(agent: Agent, wanted_files: Mapping[str, str]) -> SetupState:
     """What of an environment is on a node; the files named (place -> sha256) are read there. Raises HomelabError."""
     node = agent.node
     environment = environment_of(node)
@@ -112,7 +113,7 @@ def look(agent: Agent, wanted_files: Mapping[str, str]) -> NodeState:
             hint=Hint("edit cluster.toml, node {}: python = \"~/.homelab/env/bin/python\"; then: {}", node.name, homelab("setup", node.name)),
         )  # fmt: skip
     request = {"environment": environment, "files": dict(wanted_files)}
-    return NodeState.model_validate(agent.ask("setup-look", request, timeout_s=_LOOK_TIMEOUT_S))
+    return read(SetupState, agent.ask("setup-look", request, timeout_s=_LOOK_TIMEOUT_S))
 
 
 def refuse_while_runs_live(agent: Agent) -> None:
@@ -139,19 +140,19 @@ def when_free(ask: Callable[[], T], say_waiting: Callable[[], object]) -> T:
         time.sleep(_BUSY_AGAIN_S)
 
 
-def _left_alone(state: NodeState) -> NodeDone:
+def _left_alone(state: SetupState) -> NodeDone:
     words = "you made this environment, and setup changes nothing in it; preflight says whether it is fit"
     return NodeDone(
         difference=words, is_whole=True, changed=False, python=state.environment_python, packages=len(state.packages), is_somebodys=True
     )
 
 
-def _usable(fleet: Fleet, name: str, state: NodeState, python: str) -> Platform:
+def _usable(fleet: Fleet, name: str, state: SetupState, python: str) -> Platform:
     setup_plan.check_environment(name, environment_of(fleet.cluster.node(name)) or "", state)
     return platform_of(name, state, python)
 
 
-def _bring(agent: Agent, state: NodeState, platform: Platform, lock: Lock, supply: Supply, progress: TransferProgress) -> int:
+def _bring(agent: Agent, state: SetupState, platform: Platform, lock: Lock, supply: Supply, progress: TransferProgress) -> int:
     """Have the node get what it lacks, and install it; how many bytes it got."""
     name = agent.node.name
     refuse_while_runs_live(agent)

@@ -10,7 +10,7 @@ from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.models import Value
 from homelab.controller.base.units import decimal_size
 from homelab.controller.features.setup.requirements import Lock
-from homelab.controller.remote.node_state import NodeState
+from homelab.shared.protocol.setup_messages import SetupState
 
 _SPARE_BYTES = 200_000_000  # for what else writes to that disk meanwhile
 _MOST_NAMED = 6
@@ -60,7 +60,7 @@ class SetupPlan(Value):
     disk_bytes: int
 
 
-def difference(state: NodeState, lock: Lock, python: str) -> Difference:
+def difference(state: SetupState, lock: Lock, python: str) -> Difference:
     """Between what the node has and the lock. An environment with another Python (x.y) is made anew."""
     has = state.packages if state.environment_is_ours else {}
     names = sorted({*has, *lock.versions})
@@ -70,12 +70,12 @@ def difference(state: NodeState, lock: Lock, python: str) -> Difference:
     return Difference(packages=packages, size_bytes=size_bytes, is_whole=not packages and same_python and state.lock == lock.digest)
 
 
-def is_somebodys(state: NodeState) -> bool:
+def is_somebodys(state: SetupState) -> bool:
     """Whether a Python that setup has not made works there. Its owner installs into it: setup changes nothing, and preflight says whether it is fit."""
     return state.environment_exists and not state.environment_is_ours and bool(state.environment_python)
 
 
-def check_environment(node: str, environment: str, state: NodeState) -> None:
+def check_environment(node: str, environment: str, state: SetupState) -> None:
     """Raises HomelabError if a folder lies there that setup has not made and whose Python does not start: installing would remove its owner's files."""
     if state.environment_exists and not state.environment_is_ours and not is_somebodys(state):
         raise HomelabError(
@@ -84,14 +84,14 @@ def check_environment(node: str, environment: str, state: NodeState) -> None:
         )  # fmt: skip
 
 
-def plan(state: NodeState, parts: Sequence[NeededFile]) -> SetupPlan:
+def plan(state: SetupState, parts: Sequence[NeededFile]) -> SetupPlan:
     """The files that the node lacks. Wheels are unpacked beside what is there: room is needed for all of them."""
     lacking = tuple(part for part in parts if part.name not in state.good)
     send_bytes = sum(part.size_bytes - min(state.partial.get(part.name, 0), part.size_bytes) for part in lacking)
     return SetupPlan(parts=lacking, send_bytes=send_bytes, disk_bytes=send_bytes + sum(part.unpacked_bytes for part in parts))
 
 
-def check_room(node: str, state: NodeState, steps: SetupPlan) -> None:
+def check_room(node: str, state: SetupState, steps: SetupPlan) -> None:
     """Raises HomelabError where the disk has not room for what is coming."""
     needed = steps.disk_bytes + _SPARE_BYTES
     if state.disk_free < needed:

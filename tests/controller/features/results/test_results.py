@@ -8,9 +8,11 @@ import pytest
 from pydantic import ValidationError
 
 from homelab.controller.base.errors import HomelabError, UnreachableError
+from homelab.controller.facts.reading import read
 from homelab.controller.features.results import best_copy
 from homelab.controller.features.results.missing import check_room, left_bytes, missing, weights_fault
-from homelab.controller.remote.answers_of_nodes import ResultFile, ResultFiles, Results
+from homelab.shared.protocol.message import as_json
+from homelab.shared.protocol.result_messages import ResultFile, ResultFiles, Results
 
 SHA = "a" * 64
 
@@ -27,11 +29,11 @@ def result(**changes: Any) -> Results:
         "memory_bytes": 10,
         "disk_bytes": 10,
     }
-    return Results(**{**empty, **changes})
+    return read(Results, {**empty, **changes})
 
 
 def file(name: str = "a.safetensors", size: int = 100, sha256: str = SHA) -> ResultFile:
-    return ResultFile(name=name, size=size, sha256=sha256)
+    return read(ResultFile, {"name": name, "size": size, "sha256": sha256})
 
 
 def test_a_finished_model_goes_before_checkpoints_and_the_newest_step_before_memory() -> None:
@@ -71,8 +73,8 @@ def test_a_name_that_is_not_fetched(name: str) -> None:
 )
 def test_files_that_no_result_has(files: Any) -> None:
     with pytest.raises(ValidationError):
-        ResultFiles.model_validate(
-            {"path": "/x", "files": [entry if isinstance(entry, dict) else entry.model_dump() for entry in files], "left_out": []}
+        read(
+            ResultFiles, {"path": "/x", "files": [entry if isinstance(entry, dict) else as_json(entry) for entry in files], "left_out": []}
         )
 
 

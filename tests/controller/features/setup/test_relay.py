@@ -60,9 +60,9 @@ def test_what_one_node_has_another_fetches(home: Path, monkeypatch: pytest.Monke
         monkeypatch.setenv("HOME", str(home / "second"))
         have = 0
         while have < len(CONTENT):
-            have = download.download({"name": NAME, "sha256": SHA256, "size": len(CONTENT), "offset": have, "most": 30_000, "url": url})[
-                "have"
-            ]
+            have = download.download(
+                {"name": NAME, "sha256": SHA256, "size": len(CONTENT), "offset": have, "most": 30_000, "url": url}
+            ).have
         assert Path(pieces.place(NAME)).read_bytes() == CONTENT and str(home / "second") in pieces.place(NAME)
 
 

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from homelab.controller.base.errors import HomelabError
+from homelab.controller.facts.reading import read
 from homelab.controller.features.setup import setup_plan
 from homelab.controller.features.setup.platform import SENT_PYTHON, fleet_python, platform_of
 from homelab.controller.features.setup.requirements import Lock, Package, joined, lock_of_report
 from homelab.controller.features.setup.setup_plan import NeededFile
-from homelab.controller.remote.node_state import NodeState
+from homelab.shared.protocol.setup_messages import SetupState
 
 WHEELS = {name: f"{name}-1.0-py3-none-any.whl" for name in ("a", "b")}
 LOCK = Lock(
@@ -25,8 +26,8 @@ PARTS = [
 ]
 
 
-def state(**changes: Any) -> NodeState:
-    return NodeState.model_validate({
+def state(**changes: Any) -> SetupState:
+    return read(SetupState, {
         "machine": "x86_64", "libc": "glibc 2.36", "pythons": {"3.11": "/usr/bin/python3.11"}, "environment_exists": True, "environment_is_ours": True,
         "environment_python": "3.11.2", "packages": {"a": "1.0", "b": "1.0"}, "lock": LOCK.digest, "good": [], "partial": {}, "disk_free": 10**12, **changes,
     })  # fmt: skip
