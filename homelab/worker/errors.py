@@ -34,3 +34,11 @@ def first_words(error: BaseException) -> str:
         last = lines.index("Last error:")
         words += [line for line in (*lines[1:last], *lines[last + 1 : last + 2]) if line]
     return f"{type(error).__name__}: {'; '.join(words)}"
+
+
+def size_words(size_bytes: int) -> str:
+    """1.3 GB, 20.1 MB: decimal, as `df -H` and disks count."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if size_bytes >= size:
+            return f"{size_bytes / size:.1f} {unit}"
+    return f"{size_bytes} bytes"

@@ -22,7 +22,7 @@ def read(request: JsonObject) -> JsonObject | None:
 
 
 def _speeds(workdir: str, model: str, method: JsonObject) -> JsonObject:
-    """What runs of this model and method have measured here (written by `homelab.worker.balancing.speed_profile`); a damaged file says so."""
+    """What runs of this model and method have measured here (written by `homelab.worker.training.speed_profile`); a damaged file says so."""
     path = paths.speeds_file(workdir, model, method)
     answer = {"path": path, "found": os.path.lexists(path), "problem": None, "content": None}
     if not answer["found"]:

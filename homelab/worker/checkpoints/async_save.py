@@ -3,22 +3,63 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homelab.shared.law.checkpoint_interval import BACKGROUND_BYTES
 from homelab.worker.checkpoints import checkpoint_folder, disk_space
-from homelab.worker.checkpoints.background import Background
+from homelab.worker.errors import size_words
 from homelab.worker.runtime.task import Task
 
 if TYPE_CHECKING:
     from homelab.worker.checkpoints.best_weights import BestWeights
     from homelab.worker.checkpoints.curves import Curves
-    from homelab.worker.training.trainer import ShareTrainer
 
 # Memory that stays free beside the copy: for the page cache and for other programs.
 SPARE_BYTES = 1 << 30
+
+
+class Background:
+    """Runs one piece of work at a time in a thread of its own; its failure is not lost. The thread does not keep the process alive: unfinished work ends with the process."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self.took_s = 0.0  # by the last piece of work that was done
+
+    def start(self, work: Callable[[], object]) -> None:
+        """Begin. Waits for the last piece first, and raises what that one raised."""
+        self.wait()
+        self._thread = threading.Thread(target=self._run, args=(work,), name=self._name, daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise the error of the work, if it has ended with one."""
+        if self._thread is not None and not self._thread.is_alive():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the work is done; raises its error, once."""
+        if self._thread is None:
+            return
+        self._thread.join()
+        self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self, work: Callable[[], object]) -> None:
+        before = time.perf_counter()
+        try:
+            work()
+        except BaseException as error:  # raised by the next `wait` or `check`
+            self._error = error
+        else:
+            self.took_s = time.perf_counter() - before
 
 
 class Saver:
@@ -36,18 +77,20 @@ class Saver:
         self.size_bytes = 0  # of the last checkpoint
         self.is_in_background = False
 
-    def begin(self, trainer: ShareTrainer, step: int, own: dict[str, Any], curves: Curves, best: BestWeights) -> None:
+    def begin(self, step: int, own: dict[str, Any], of_trainer: dict[str, Any], curves: Curves, best: BestWeights) -> None:
         """Save the state after `step`: it is on the disk when this returns, or copied, and on the disk after `finish`.
 
-        `own`: weights and optimizer, as the strategy saves them. Waits for the write before, and raises WorkerError when that one or this one fails.
+        `own`: weights and optimizer, as the strategy saves them; `of_trainer`: what the Trainer reads again. Waits for the write before, and raises
+        WorkerError when that one or this one fails.
         """
-        from homelab.worker.checkpoints.weights import checkpoint_state, copy_of, writers_of
+        from homelab.worker.checkpoints.tensor_files import copy_of, writers_of
+        from homelab.worker.checkpoints.weights import state_of_run
 
         self._background.wait()
         root, keep = self._task.checkpoints_dir, self._task.checkpoint.keep
         self.size_bytes = disk_space.of_state(own)
         disk_space.make(root, step, self.size_bytes, keep)
-        state = own | checkpoint_state(trainer, self._task, curves, best, self._rows)
+        state = own | of_trainer | state_of_run(self._task, curves, best, self._rows)
         self.is_in_background = self.size_bytes >= self._least_bytes and self._has_memory()
         if not self.is_in_background:
             self._write(root, step, keep, writers_of(state))
@@ -78,8 +121,8 @@ class Saver:
         if free_bytes is None or free_bytes >= self.size_bytes + SPARE_BYTES:
             return True
         self._note(
-            f"checkpoints are written while the training waits: {self._task.node} has {disk_space.words(free_bytes)} of memory free,"
-            f" and a copy of the state to write from takes {disk_space.words(self.size_bytes)}"
+            f"checkpoints are written while the training waits: {self._task.node} has {size_words(free_bytes)} of memory free,"
+            f" and a copy of the state to write from takes {size_words(self.size_bytes)}"
         )
         return False
 

@@ -36,6 +36,8 @@ class BestWeights:
             return
         shutil.rmtree(self._folder, ignore_errors=True)
         if resume is not None and self.step is not None:
+            from homelab.worker.checkpoints.tensor_files import link
+
             self._put(self.step, lambda path: link(resume / FILE, path))
 
     def evaluated(self, step: int, whole_weights: Callable[[], dict[str, Any]]) -> None:
@@ -45,7 +47,7 @@ class BestWeights:
         """
         if not self._is_kept or early_stopping.best_step(self._curves.eval_losses) != step:
             return
-        from homelab.worker.checkpoints.weights import save
+        from homelab.worker.checkpoints.tensor_files import save
 
         self.step = step
         tensors = whole_weights()
@@ -64,7 +66,7 @@ class BestWeights:
     def load(self, tensors: dict[str, Any]) -> None:
         """Put the best weights into these, the whole ones by name. Does nothing where the recipe keeps those of the last step."""
         if self.step is not None:
-            from homelab.worker.checkpoints.weights import fill
+            from homelab.worker.checkpoints.tensor_files import fill
 
             fill(tensors, self._path(self.step))
 
@@ -89,13 +91,3 @@ class BestWeights:
                 where=str(self._folder),
                 hint="make room on that disk (`df -h` shows it), then `homelab recover`; the checkpoints are untouched",
             ) from error
-
-
-def link(source: Path, target: Path) -> None:
-    """The same file under a second name, or a copy where the disk has no hard links. Raises OSError."""
-    try:
-        os.link(source, target)
-    except FileNotFoundError:
-        raise
-    except OSError:
-        shutil.copyfile(source, target)

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from homelab.shared.protocol import checkpoint_copies, checkpoint_holders, manifest, phases
 from homelab.shared.protocol.checkpoint_holders import REPLICATED, WHOLE
 from homelab.worker.checkpoints import checkpoint_folder, disk_space, fencing, load_check
-from homelab.worker.errors import TrainingError, WorkerError
+from homelab.worker.errors import TrainingError, WorkerError, size_words
 from homelab.worker.runtime import process_group
 from homelab.worker.runtime.metrics_recorder import Recorder
 from homelab.worker.runtime.task import Task
@@ -134,9 +134,9 @@ def _spread(task: Task, source: int, receivers: list[int], size_bytes: int, reco
         dist.destroy_process_group(group)
     if task.rank == source:
         took_s = time.perf_counter() - start_s
-        rate = f"{disk_space.words(round(size_bytes / took_s))}/s"
+        rate = f"{size_words(round(size_bytes / took_s))}/s"
         recorder.note(
-            f"the checkpoint of step {task.resume_step} went from {task.node} to {_nodes(task, receivers)}: {disk_space.words(size_bytes)}"
+            f"the checkpoint of step {task.resume_step} went from {task.node} to {_nodes(task, receivers)}: {size_words(size_bytes)}"
             f" in {took_s:.1f} s, {rate}"
         )
 

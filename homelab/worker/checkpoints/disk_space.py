@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from homelab.shared.protocol import manifest
 from homelab.worker.checkpoints import checkpoint_folder
+from homelab.worker.errors import size_words
 
 # Bytes beside the tensors: the headers of the archive, the manifest, the folder.
 MARGIN_BYTES = 1 << 20
@@ -37,21 +38,13 @@ def make(root: Path, step: int, needed_bytes: int, keep: int) -> None:
         checkpoint_folder.retain(root, left, newest=step - 1)
     free_bytes = _free_bytes(root)
     if free_bytes < needed_bytes:
-        why = f"{os.strerror(errno.ENOSPC)} (it takes {words(needed_bytes)}, {words(free_bytes)} are free)"
+        why = f"{os.strerror(errno.ENOSPC)} (it takes {size_words(needed_bytes)}, {size_words(free_bytes)} are free)"
         raise checkpoint_folder.unwritable(root, step, why)
 
 
 def of_state(state: Any) -> int:
     """Bytes of the tensors in what a strategy saves: of the trained weights, and of what the optimizer keeps for them."""
     return sum(leaf.nbytes for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor))
-
-
-def words(size_bytes: int) -> str:
-    """1.3 GB, 20.1 MB: decimal, as `df -H` and disks count."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6)):
-        if size_bytes >= size:
-            return f"{size_bytes / size:.1f} {unit}"
-    return f"{size_bytes} bytes"
 
 
 def _free_bytes(root: Path) -> int:

@@ -2,61 +2,38 @@
 
 from __future__ import annotations
 
-import copy
-import functools
-import json
 import os
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
-from torch.utils._pytree import tree_map_only
 
 from homelab.worker.checkpoints import checkpoint_folder, saving
-from homelab.worker.checkpoints.best_weights import BestWeights, link
+from homelab.worker.checkpoints.best_weights import BestWeights
 from homelab.worker.checkpoints.curves import FILE, Curves
 from homelab.worker.checkpoints.model_card import model_card
+from homelab.worker.checkpoints.tensor_files import fill, save
 from homelab.worker.data.row_agreement import LAW
 from homelab.worker.errors import WorkerError
 from homelab.worker.model import adapter_targets
 from homelab.worker.model.pretrained import DTYPES
 from homelab.worker.runtime.task import Task
 
-if TYPE_CHECKING:
-    from homelab.worker.training.trainer import ShareTrainer
-
 WEIGHTS = "trainable.safetensors"
 OPTIMIZER = "optimizer.pt"
 _ADAPTER = re.compile(r"\.default(?=\.|$)")  # in the names of PEFT's weights
 
 
-def checkpoint_state(
-    trainer: ShareTrainer, task: Task, curves: Curves, best: BestWeights, rows: dict[str, dict[str, str]]
-) -> dict[str, Any]:
-    """What a checkpoint holds beside what its strategy saves (`Strategy.state`): file name -> content; `copy_of` keeps it as it is now.
-
-    The Trainer reads all but the weights under these names.
-    """
+def state_of_run(task: Task, curves: Curves, best: BestWeights, rows: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """What a checkpoint holds beside what the strategy and the Trainer give it: file name -> content; `copy_of` keeps it as it is now."""
     law = {
         "recipe_hash": task.recipe_hash,
         "data": {name: source and source.get("sha256") for name, source in task.run["data"].items()},
         "rows": rows,
     }
-    state = {
-        **best.state(),
-        "scheduler.pt": trainer.lr_scheduler.state_dict(),
-        "trainer_state.json": trainer.state,
-        LAW: law,
-        FILE: curves.text(),
-    }
-    if trainer.accelerator.scaler is not None:
-        state["scaler.pt"] = trainer.accelerator.scaler.state_dict()
-    return state
+    return {**best.state(), LAW: law, FILE: curves.text()}
 
 
 def trained(model: Any) -> dict[str, torch.Tensor]:
@@ -69,65 +46,9 @@ def frozen(model: Any) -> dict[str, torch.Tensor]:
     return {name: weight.detach() for name, weight in model.named_parameters() if not weight.requires_grad}
 
 
-def copy_of(state: dict[str, Any], device: str) -> dict[str, Any]:
-    """The same content in host memory, which no later step touches. `device`: the plan's. (A card that a plan for CPUs leaves alone gets no context.)"""
-    if device == "cuda":
-        torch.cuda.synchronize()  # an optimizer's pages may be read from here while the card still writes them
-
-    def copied(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().to("cpu", copy=True)
-
-    return {
-        name: tree_map_only(torch.Tensor, copied, content) if isinstance(content, dict) else copy.deepcopy(content)
-        for name, content in state.items()
-    }
-
-
-def writers_of(state: dict[str, Any]) -> dict[str, Callable[[Path], None]]:
-    """File name -> function that writes it."""
-    return {name: functools.partial(_write, content) for name, content in state.items()}
-
-
-def _write(content: Any, path: Path) -> None:
-    if isinstance(content, Path):
-        link(content, path)
-    elif path.suffix == ".safetensors":
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in content.items()}
-        save_file(tensors, str(path), metadata={"format": "pt"})
-    elif path.suffix == ".pt":
-        torch.save(content, path)
-    elif isinstance(content, str):
-        path.write_text(content, encoding="utf-8")
-    elif isinstance(content, dict):
-        path.write_text(json.dumps(content, indent=2), encoding="utf-8")
-    else:
-        content.save_to_json(str(path))
-
-
-def save(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    """Write these weights."""
-    _write(tensors, path)
-
-
 def load_weights(model: Any, folder: Path) -> None:
     """Put a checkpoint's weights into a model of the same recipe. Raises WorkerError when names or shapes differ."""
     fill(trained(model), folder / WEIGHTS)
-
-
-def fill(own: dict[str, torch.Tensor], path: Path, *, is_part: bool = False) -> None:
-    """Put the weights of this file into those of a model of the same recipe. `is_part`: the file may have more, of other ranks. Raises WorkerError when names or shapes differ."""
-    with safe_open(str(path), "pt") as file:
-        saved = {name: file.get_tensor(name) for name in file.keys() if not is_part or name in own}  # noqa: SIM118  # it is no dict
-    if set(saved) != set(own) or any(saved[name].shape != own[name].shape for name in own):
-        odd = sorted(set(saved) ^ set(own)) or sorted(name for name in own if saved[name].shape != own[name].shape)
-        raise WorkerError(
-            f"the checkpoint does not fit this model: {odd[0]} is missing or has another shape",
-            where=str(path),
-            hint="the base model on this node is another one: copy the same model folder to every node",
-        )
-    with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(saved[name])
 
 
 def adapter_name(name: str) -> str:
@@ -151,11 +72,13 @@ def load_adapter(model: Any, folder: Path) -> Any:
     return adapted
 
 
-def write_final(model: Any, tensors: dict[str, torch.Tensor], tokenizer: Any, task: Task, curves: Curves, step: int) -> None:
+def write_final(
+    model: Any, tensors: dict[str, torch.Tensor], tokenizer: Any, task: Task, curves: Curves, step: int, *, is_stage: bool
+) -> None:
     """final/ in one piece: adapter in PEFT's format, or the whole model in the plan's precision; tokenizer; model card.
 
     `tensors` are the whole weights that were trained, after `step`, and beside them all others of a whole model; the model itself may hold only
-    shards of them.
+    shards of them, or some of the layers (`is_stage`).
 
     Raises WorkerError when the disk does not take it.
     """
@@ -169,7 +92,7 @@ def write_final(model: Any, tensors: dict[str, torch.Tensor], tokenizer: Any, ta
             saving.save_whole(model, partial, state_dict={name: tensor.to(dtype) for name, tensor in tensors.items()})
         else:
             model.save_pretrained(partial, state_dict=tensors, save_embedding_layers=False)
-            if task.stage is not None:  # PEFT leaves out what its own model does not have: the layers of all other stages
+            if is_stage:  # PEFT leaves out what its own model does not have: the layers of all other stages
                 save({adapter_name(name): tensor for name, tensor in tensors.items()}, partial / "adapter_model.safetensors")
         tokenizer.save_pretrained(partial)
         is_moved = task.method.kind != "full" and adapter_targets.is_moved_by_peft(model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import re
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from homelab.worker.model import (
     stored_weights,
     trained_weights,
 )
-from homelab.worker.model.pretrained import DTYPES, from_pretrained
+from homelab.worker.model.pretrained import DTYPES, WHOLE, Part, from_pretrained
 from homelab.worker.runtime.task import Task
 
 Note = Callable[[str], None]
@@ -38,11 +37,10 @@ def refuse_unfit(task: Task, path: str) -> None:
     stored_weights.refuse(stored_weights.of(config), task.method, path)
 
 
-def load_model(task: Task, path: str, note: Note, reader: Callable[..., Any] | None = None) -> Any:
+def load_model(task: Task, path: str, note: Note, part: Part = WHOLE) -> Any:
     """The model of this task, ready to train: trainable weights are fp32, frozen ones in the plan's precision, or quantised (NF4 for qlora, 8 bits where the recipe says so).
 
-    Adapters start from the recipe's seed, so they are the same on every rank and for every number of ranks. `reader` as in `load_base`: what it
-    makes is kept in no cache.
+    Adapters start from the recipe's seed, so they are the same on every rank and for every number of ranks. `part`: what the strategy has here of it.
     """
     method, train = task.method, task.train
     note(f"precision: {task.precision}, on {task.device}{_slowness(task)}")
@@ -52,13 +50,13 @@ def load_model(task: Task, path: str, note: Note, reader: Callable[..., Any] | N
         from homelab.worker.model import unsloth
 
         model = unsloth.load(task, path, note)
-        model_dropout.settle(model, task, note)
+        model_dropout.settle(model, task, note, WHOLE)
         return _told(model, task, note)
-    model = _load_base(task, path, note, reader)
-    model_dropout.settle(model, task, note)
+    model = _load_base(task, path, note, part)
+    model_dropout.settle(model, task, note, part)
     if train.gradient_checkpointing:
         enable_checkpointing(model)
-    if train.fused_loss and (task.stage is None or task.stage.is_last):
+    if train.fused_loss and part.has_loss:
         _fuse_loss(model, task, note)
     if method.kind != "full":
         model = add_adapters(model, method, task.train.seed)
@@ -111,31 +109,23 @@ def _fuse_loss(model: Any, task: Task, note: Note) -> None:
         note("loss: in chunks of tokens, without ever building all logits")
 
 
-def _load_base(task: Task, path: str, note: Note, reader: Callable[..., Any] | None = None) -> Any:
+def _load_base(task: Task, path: str, note: Note, part: Part = WHOLE) -> Any:
     how = task.method.quantisation
     dtype = torch.float32 if task.method.kind == "full" else DTYPES[task.precision]
     where = f"node {task.node}"
     found = stored_weights.of(base_kind.config_of(path, task.model.revision))
     stored_weights.refuse(found, task.method, path)
     card = task.local_rank if task.device == "cuda" else None
-    if task.divides_per_pass and stored_weights.held(found, how) is None:
-        card = None  # the whole model may have no room on it: it is read into the host's memory, and each card gets its part (sharded.py)
+    if part.is_gathered and stored_weights.held(found, how) is None:
+        card = None  # the whole model may have no room on it: it is read into the host's memory, and each card gets its part
     if found is not None:
         note(f"base: its files are quantised already ({found.words}), and held {'as they are' if found.held else 'in ' + task.precision}")
-    if task.stage is not None:
-        from homelab.worker.pipeline import stage_model
-
-        note(
-            f"pipeline: layers {task.stage.begin} to {task.stage.end - 1} of {task.stage.layers}, stage {task.stage.number + 1} of {task.stage.count}"
-        )
-        reader = functools.partial(stage_model.load, stage=task.stage)
-        model = load_base(path, task.model.revision, how, dtype, card, where, reader)
-        model.config.use_cache = False
-        return model
-    stored = quantised_cache.folder_of(task, path, dtype) if how == NF4 and found is None and reader is None else None
+    if part.words:
+        note(part.words)
+    stored = quantised_cache.folder_of(task, path, dtype) if how == NF4 and found is None and part.reader is None else None
     model = quantised_cache.load(stored, lambda: load_base(str(stored), None, how, dtype, card, where), note) if stored else None
     if model is None:
-        model = load_base(path, task.model.revision, how, dtype, card, where, reader)
+        model = load_base(path, task.model.revision, how, dtype, card, where, part.reader)
         if stored:
             quantised_cache.keep(model, stored, task, note)
     # With a cache, transformers ignores the ends of packed samples (masking_utils._preprocess_mask_arguments).

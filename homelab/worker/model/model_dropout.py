@@ -14,6 +14,7 @@ import torch
 from homelab.worker.errors import WorkerError
 from homelab.worker.model import inspection
 from homelab.worker.model.inspection import Chance
+from homelab.worker.model.pretrained import WHOLE, Part
 from homelab.worker.runtime.task import Task
 
 _WHERE = "config.json of the model"
@@ -21,7 +22,7 @@ _TOKENS = 64  # whose answers must not change: a router compares with its rate w
 _OFF = "leave [method] model_dropout out"
 
 
-def settle(model: Any, task: Task, note: Callable[[str], None]) -> None:
+def settle(model: Any, task: Task, note: Callable[[str], None], part: Part = WHOLE) -> None:
     """Switch the model's own chance off, or keep it where the recipe says so, with a note either way. Raises WorkerError where it cannot be kept, or
     cannot be switched off and the stages of a pipeline would draw it each for itself."""
     found = [source for source in inspection.chance(model) if not source.is_adapter]
@@ -35,7 +36,7 @@ def settle(model: Any, task: Task, note: Callable[[str], None]) -> None:
     if not found and (task.method.dropout > 0 or inspection.draws(model) is not True):
         return
     what = _listed(found) or f"{type(model).__name__} draws random numbers of its own in training"
-    if task.stage is not None:
+    if part.is_stage:
         hint = f"{_OFF}; or another strategy" if task.method.model_dropout else 'set [parallel] strategy = "ddp" or "zero3"'
         raise WorkerError(
             f"the stages of a pipeline would draw other numbers than one process: {what}", where=_WHERE, hint=hint, needs_launch=True

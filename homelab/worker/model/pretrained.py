@@ -1,7 +1,9 @@
-"""What a base model's files give before any method: the folder, the tokenizer, and what transformers reads of them."""
+"""What a base model's files give before any method: the folder, the tokenizer, what transformers reads of them, and which part a rank loads."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,24 @@ import torch
 from homelab.worker.model import base_kind
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Part:
+    """What of the model a rank loads, as its strategy says it to those who build, check and save the model.
+
+    `reader` reads the files where it is not transformers' own; what it makes is kept in no cache. `is_stage`: other ranks have the other layers, and
+    `words` names the own ones. `has_loss`: the loss is computed here. `is_gathered`: every weight is divided over the ranks, and gathered for each pass.
+    """
+
+    reader: Callable[..., Any] | None = None
+    is_stage: bool = False
+    words: str = ""
+    has_loss: bool = True
+    is_gathered: bool = False
+
+
+WHOLE = Part()
 
 
 def model_path(run: dict[str, Any]) -> str:

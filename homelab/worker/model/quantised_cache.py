@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from homelab.shared.protocol.digest import sampled
-from homelab.worker.checkpoints.disk_space import words
+from homelab.worker.errors import size_words
 from homelab.worker.model import weight_digests
 from homelab.worker.runtime.task import Task
 
@@ -99,12 +99,14 @@ def keep(model: Any, folder: Path, task: Task, note: Callable[[str], None]) -> N
                 shutil.rmtree(other, ignore_errors=True)
         needed_bytes, free_bytes = sum(tensor.nbytes for tensor in _tensors(model).values()), shutil.disk_usage(folder.parent).free
         if free_bytes < needed_bytes + _SPARE_BYTES:
-            note(f"the quantised base is not kept: it takes {words(needed_bytes)}, and {words(free_bytes)} are free in {folder.parent}")
+            note(
+                f"the quantised base is not kept: it takes {size_words(needed_bytes)}, and {size_words(free_bytes)} are free in {folder.parent}"
+            )
             return
         model.save_pretrained(partial)
         (partial / _MADE).write_text(json.dumps({"held": _held(model), "sources": sources}), encoding="utf-8")
         os.replace(partial, folder)
-        note(f"base: quantised, and kept for the next start in {folder} ({words(needed_bytes)})")
+        note(f"base: quantised, and kept for the next start in {folder} ({size_words(needed_bytes)})")
     except OSError as error:
         note(f"the quantised base could not be kept in {folder}: {error.strerror or error}")
     finally:

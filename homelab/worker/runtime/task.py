@@ -135,11 +135,6 @@ class Task:
         return str(self.plan["strategy"])
 
     @property
-    def divides_per_pass(self) -> bool:
-        """Whether every weight is divided over ranks, and gathered for each pass."""
-        return self.world_size > 1 and self.strategy in ("zero3", "fsdp", "hsdp")
-
-    @property
     def stage(self) -> Stage | None:
         """The layers of this rank in a pipeline; None with any other strategy."""
         stage = self.ranks[self.rank].stage

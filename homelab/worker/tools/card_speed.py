@@ -121,16 +121,15 @@ def _train(task: Task, shape: dict[str, Any], state: StateFile, clock: _Clock) -
     from homelab.worker.data.batches import Form
     from homelab.worker.model import fused_loss, packed_attention, random_weights
     from homelab.worker.model.build import load_model
-    from homelab.worker.model.pretrained import DTYPES
-    from homelab.worker.pipeline.stage_batches import batches_of
+    from homelab.worker.model.pretrained import DTYPES, Part
     from homelab.worker.runtime import process_group
+    from homelab.worker.strategies.registry import strategy_of
     from homelab.worker.training.arguments import training_arguments
-    from homelab.worker.training.strategy import strategy_of
     from homelab.worker.training.trainer import Hooks, ShareTrainer
 
     state(collective_stages.MAKING)
     process_group.claim_device(task)
-    model = load_model(task, str(random_weights.folder(state.folder / "model", shape)), print, random_weights.read)
+    model = load_model(task, str(random_weights.folder(state.folder / "model", shape)), print, Part(reader=random_weights.read))
     balance = task.balance()
     why_padded = packed_attention.use(model, next(model.parameters()).device, DTYPES[task.precision])
     if why_padded is None:
@@ -140,7 +139,7 @@ def _train(task: Task, shape: dict[str, Any], state: StateFile, clock: _Clock) -
     form = Form(0, why_padded is None, fused_loss.takes_labelled(model))
     trainer = ShareTrainer(
         model=model, args=training_arguments(task, steps, strategy.arguments(), print),
-        batches=batches_of(task, _rows(int(shape["vocab_size"]), task.train.seq_len), steps=steps, balance=balance, form=form), task=task, strategy=strategy,
+        batches=strategy.batches(_rows(int(shape["vocab_size"]), task.train.seq_len), steps=steps, balance=balance, form=form), task=task, strategy=strategy,
         interval=Interval(10**9), hooks=Hooks(lambda _trainer: state(collective_stages.TRAINING), lambda: None, clock.step),
     )  # fmt: skip
     try:

@@ -85,7 +85,7 @@ def answer_bytes(
         text = config.get_text_config()
         layers = text.num_hidden_layers
         if stage is not None:
-            from homelab.worker.pipeline import stage_model
+            from homelab.worker.strategies.pipeline import stage_model
 
             stage_model.cut(model, stage, dtype)
             layers = stage.end - stage.begin

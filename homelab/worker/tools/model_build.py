@@ -63,7 +63,7 @@ def look(question: dict[str, Any]) -> dict[str, Any]:
             findings += list(_of_files(base, path, weights)) if base is not None else []
             model = memory_dry_run.build_of(config, stored, method, settings, question["precision"])
             if question.get("strategy") == "pipeline":
-                from homelab.worker.pipeline import stage_model
+                from homelab.worker.strategies.pipeline import stage_model
 
                 stage_model.decoder_of(model)
     except WorkerError as error:

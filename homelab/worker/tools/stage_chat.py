@@ -23,7 +23,7 @@ from homelab.worker.tools import chat, footprint
 from homelab.worker.tools.rank_state import StateFile, leave, watched
 
 if TYPE_CHECKING:
-    from homelab.worker.pipeline.generation import Ring
+    from homelab.worker.strategies.pipeline.generation import Ring
 
 
 def run(state: StateFile) -> None:
@@ -36,8 +36,8 @@ def run(state: StateFile) -> None:
 
     import torch
 
-    from homelab.worker.pipeline import generation, trained_parts
     from homelab.worker.runtime import process_group
+    from homelab.worker.strategies.pipeline import generation, trained_parts
 
     imports.quiet()
     state(collective_stages.JOINING)
@@ -68,7 +68,7 @@ def _answer(task: Task, model: Any, ring: Ring, tokens: Any, max_new_tokens: int
     import torch
 
     from homelab.worker.model.pretrained import load_tokenizer, model_path
-    from homelab.worker.pipeline import generation
+    from homelab.worker.strategies.pipeline import generation
 
     tokenizer = load_tokenizer(task.run, model_path(task.run))
     generation.join(model, ring, tokens["input_ids"].device)
@@ -105,7 +105,7 @@ def _load(task: Task, question: dict[str, Any], *, is_final: bool) -> tuple[Any,
     """
     from homelab.worker.model.build import add_adapters, load_base
     from homelab.worker.model.pretrained import DTYPES, load_tokenizer, model_path
-    from homelab.worker.pipeline import stage_model
+    from homelab.worker.strategies.pipeline import stage_model
 
     assert task.stage is not None, "only a plan with stages is asked like this"
     path, how = model_path(task.run), task.method.quantisation

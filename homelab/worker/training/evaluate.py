@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from homelab.worker.balancing.balancer import Balance
-from homelab.worker.data.batches import Batch, Form, copied, loss_tokens, stand_in
+from homelab.worker.data.batches import Form, loss_tokens
 from homelab.worker.data.encoding import Row
 from homelab.worker.errors import TrainingError
 from homelab.worker.runtime import process_group
-from homelab.worker.training.strategy import Scheduled, Strategy
+from homelab.worker.strategies.base import Strategy
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,13 @@ def held_out_loss(model: Any, rows: Sequence[Row], balance: Balance, rank: int, 
     Collective: every rank calls it. A rank may have no row.
     """
     model.eval()
-    scheduled = hooks.strategy if isinstance(hooks.strategy, Scheduled) else None
-    of_rank = rank if scheduled is None else scheduled.counting_rank
+    of_rank = hooks.strategy.counting_rank
     own_rows = [rows[row] for row in balance.rows_of([len(row.tokens) for row in rows], of_rank)]
     cuts = balance.passes_of([len(row.tokens) for row in own_rows], of_rank)
     batches = [form.batch([own_rows[row] for row in cut], packed=False) for cut in cuts]
     batches = [batch for batch in batches if loss_tokens(batch)]
     counted = sum(map(loss_tokens, batches)) if rank == of_rank else 0
-    summed = _own_loss(model, batches, form, hooks) if scheduled is None else scheduled.evaluate(model, batches, hooks.after_pass)
+    summed = hooks.strategy.evaluate(model, batches, form, hooks.after_pass)
     hooks.wait()
     everyone = process_group.gather([summed, float(counted)])
     total, count = (sum(values[part] for values in everyone) for part in (0, 1))
@@ -64,15 +63,3 @@ def held_out_loss(model: Any, rows: Sequence[Row], balance: Balance, rank: int, 
             needs_launch=True,
         )
     return total / count
-
-
-def _own_loss(model: Any, batches: Sequence[Batch], form: Form, hooks: Hooks) -> float:
-    """The summed loss of this rank's batches; where the strategy wants more passes of it than they are, the others are over a row without a loss."""
-    device, summed = next(model.parameters()).device, 0.0
-    with hooks.strategy.evaluating(model, len(batches)) as passes:
-        for batch in [*batches, *[form.batch([stand_in(form.pad)], packed=False)] * (passes - len(batches))]:
-            (inputs,) = copied([batch], device, pin=device.type == "cuda")
-            # num_items_in_batch = 1 makes the model's loss a sum.
-            summed += float(model(**inputs, num_items_in_batch=torch.tensor(1, device=device)).loss)
-            hooks.after_pass()
-    return summed

@@ -20,9 +20,10 @@ from homelab.worker.runtime.task import Task
 from homelab.worker.training.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
-    from homelab.worker.checkpoints.checkpointing import Checkpointing
     from homelab.worker.data.encoding import Data, Row
     from homelab.worker.model.row_limits import Limits
+    from homelab.worker.strategies.base import Strategy
+    from homelab.worker.training.checkpointing import Checkpointing
     from homelab.worker.training.trainer import ShareTrainer
 
 
@@ -38,6 +39,7 @@ class Run:
         self.recorder = recorder
         self.balance = task.balance()
         self.held_out: list[Row] = []
+        self.strategy: Strategy
         self.tokenizer: Any = None
         self.limits: Limits
         self.tensorboard: TensorBoard | None = None
@@ -52,12 +54,13 @@ class Run:
         task, recorder = self.task, self.recorder
         recorder.heartbeat(phases.LOADING)
         from homelab.worker.checkpoints import broadcast
-        from homelab.worker.checkpoints.checkpointing import Checkpointing
         from homelab.worker.data import row_agreement
         from homelab.worker.model import row_limits, weight_digests
         from homelab.worker.model.build import load_model, refuse_unfit
         from homelab.worker.model.pretrained import model_path
         from homelab.worker.runtime import process_group
+        from homelab.worker.strategies.registry import strategy_of
+        from homelab.worker.training.checkpointing import Checkpointing
 
         imports.quiet()
         if task.is_keeper:
@@ -67,8 +70,9 @@ class Run:
         refuse_unfit(task, path)
         data = self._load_data(path)
         process_group.claim_device(task)
+        self.strategy = strategy_of(task, recorder.total_steps)
         with weight_digests.noting_sources():
-            model = load_model(task, path, recorder.note)
+            model = load_model(task, path, recorder.note, self.strategy.part)
         self.limits = row_limits.of(model)
         row_limits.refuse(self.limits, itertools.chain(data.train, data.held_out), self.tokenizer, path)
         is_joined = self._connect(model)
@@ -127,15 +131,12 @@ class Run:
     def _trainer(self, model: Any, rows: list[Row], is_joined: bool) -> ShareTrainer:
         from homelab.worker.data.batches import Form
         from homelab.worker.model import fused_loss, row_limits
-        from homelab.worker.pipeline.stage_batches import batches_of
         from homelab.worker.training.arguments import training_arguments
-        from homelab.worker.training.strategy import strategy_of
         from homelab.worker.training.trainer import Hooks, ShareTrainer
 
-        task, steps = self.task, self.recorder.total_steps
-        strategy = strategy_of(task, steps)
+        task, steps, strategy = self.task, self.recorder.total_steps, self.strategy
         form = Form(row_limits.padding_id(self.tokenizer, self.limits.ids), is_joined, fused_loss.takes_labelled(model))
-        batches = batches_of(task, rows, steps=steps, balance=self.balance, form=form)
+        batches = strategy.batches(rows, steps=steps, balance=self.balance, form=form)
         return ShareTrainer(
             model=model,
             args=training_arguments(task, steps, strategy.arguments(), self.recorder.note),
@@ -218,12 +219,12 @@ class Run:
 
     def _keep_speeds(self, trainer: ShareTrainer) -> None:
         """What was measured, for the next plan, by the first rank of each node. A full disk must not end a training for it."""
-        if not self.task.is_keeper or (self.task.device == "cuda" and self.task.divides_per_pass):
+        if not self.task.is_keeper or (self.task.device == "cuda" and self.strategy.part.is_gathered):
             return  # a pass that waits for other ranks' weights tells no speed
         import torch
 
-        from homelab.worker.balancing import speed_profile
         from homelab.worker.runtime import card_memory
+        from homelab.worker.training import speed_profile
 
         profile = speed_profile.content(
             self.task,
@@ -293,6 +294,7 @@ class Run:
         if self.task.rank == 0:
             fencing.check(self.task.run_dir, self.task.attempt)
             self.best.load(tensors)
-            write_final(trainer.model, tensors | rest, self.tokenizer, self.task, self.curves, self.best.step or self.recorder.step)
+            step, is_stage = self.best.step or self.recorder.step, self.strategy.part.is_stage
+            write_final(trainer.model, tensors | rest, self.tokenizer, self.task, self.curves, step, is_stage=is_stage)
         process_group.wait_for_all("finished", self.task.world_size)
         self.recorder.heartbeat(phases.DONE)  # everything is written; leaving the group comes after it, because that may stall

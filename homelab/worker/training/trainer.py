@@ -37,9 +37,9 @@ from homelab.worker.data.batches import StepBatches, StepItem, copied, loss_toke
 from homelab.worker.errors import TrainingError, WorkerError
 from homelab.worker.runtime.step_timer import StepTimer
 from homelab.worker.runtime.task import Task
+from homelab.worker.strategies.base import Strategy
 from homelab.worker.training import loss_scale, trainer_members
 from homelab.worker.training.model_checks import check_loss_is_a_sum, check_samples_stay_apart
-from homelab.worker.training.strategy import Scheduled, Strategy
 
 
 @dataclass(frozen=True)
@@ -121,11 +121,8 @@ class ShareTrainer(Trainer):
         return [item], count
 
     def training_step(self, model: Any, inputs: StepItem, num_items_in_batch: torch.Tensor | int | None = None) -> torch.Tensor:
-        if isinstance(self.strategy, Scheduled):
-            own_loss: float = self.strategy.run_passes(self, model, inputs, num_items_in_batch)
-        else:
-            inputs = self._with_stand_ins(model, inputs)
-            own_loss = self._own_passes(model, inputs, num_items_in_batch)
+        inputs = self._with_stand_ins(model, inputs)
+        own_loss = self.strategy.run_passes(self, model, inputs, num_items_in_batch)
         # A stage of a pipeline sees the whole batch; the one that counts it has its rows as its own. Counted on the CPU: a tensor on a card would need a wait.
         assert self.item is not None
         counted = sum(loss_tokens(batch) for batch in self.item.micro_batches) if self.item.sources else 0
@@ -147,7 +144,7 @@ class ShareTrainer(Trainer):
             raise self.not_a_number("the loss", bad)
         return torch.tensor(own_loss, dtype=torch.float32, device=self.args.device)
 
-    def _own_passes(self, model: Any, inputs: StepItem, num_items_in_batch: torch.Tensor | int | None) -> float:
+    def own_passes(self, model: Any, inputs: StepItem, num_items_in_batch: torch.Tensor | int | None) -> float:
         """The passes of this rank's micro-batches, gradients synchronised in the last one; their loss."""
         summed = torch.zeros((), dtype=torch.float64, device=self.args.device)
         last = len(inputs.micro_batches) - 1
@@ -253,7 +250,7 @@ class _Steps(TrainerCallback):
 
     def on_train_begin(self, *_args: Any, **_kwargs: Any) -> None:
         self.trainer.strategy.reduce_gradients(self.trainer.model_wrapped, self.trainer.clock)
-        if self.trainer.task.stage is None or self.trainer.task.stage.is_last:
+        if self.trainer.strategy.part.has_loss:
             check_loss_is_a_sum(self.trainer.model, self.trainer.args.device)
         if self.trainer.train_dataset.packed and not self.trainer.train_dataset.form.joined:
             check_samples_stay_apart(self.trainer.model, self.trainer.args.device)

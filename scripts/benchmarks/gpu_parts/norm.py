@@ -15,7 +15,7 @@ def measure(place: Place) -> None:
     import torch
 
     from homelab.worker.model import weight_digests
-    from homelab.worker.training import gradient_norm
+    from homelab.worker.strategies import gradient_norm
 
     count, pieces = (2**26, 504) if place.is_card else (2**12, 8)
     torch.manual_seed(0)

@@ -24,9 +24,9 @@ from homelab.shared.law.pipeline_schedule import most_in_flight
 from homelab.shared.law.stage import Stage
 from homelab.shared.recipe import Method
 from homelab.worker.model.build import add_adapters
-from homelab.worker.pipeline import stage_model
-from homelab.worker.pipeline.neighbours import Neighbours
-from homelab.worker.pipeline.passes import Pipeline
+from homelab.worker.strategies.pipeline import stage_model
+from homelab.worker.strategies.pipeline.neighbours import Neighbours
+from homelab.worker.strategies.pipeline.passes import Pipeline
 
 _ALONE_PASSES = 3
 _WARMING = 4  # micro-batches

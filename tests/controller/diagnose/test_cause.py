@@ -149,7 +149,7 @@ def test_the_workers_own_account_comes_first() -> None:
 
 
 def test_a_base_that_differs_on_one_node_is_not_tried_again() -> None:
-    """As `homelab.worker.training.replica_check` says it, on every rank alike."""
+    """As `homelab.worker.strategies.replica_check` says it, on every rank alike."""
     message = "the ranks do not hold the same base model: rank 1 (mini) has another than rank 0 (tower), rank 2 (laptop)"
     own = {
         "message": message,

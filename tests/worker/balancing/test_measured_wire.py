@@ -11,8 +11,8 @@ import pytest
 
 from homelab.controller.planning.speed.speed_profiles import SpeedProfile
 from homelab.shared.law.speed import Speed
-from homelab.worker.balancing import speed_profile
 from homelab.worker.balancing.balancer import Report
+from homelab.worker.training import speed_profile
 from tests.worker.runtime.test_card_memory import task
 
 

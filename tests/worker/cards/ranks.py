@@ -20,15 +20,17 @@ from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_init, _
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
 
-from homelab.worker.pipeline import neighbours, passes, stages_state
 from homelab.worker.runtime import process_group
-from homelab.worker.sharding import exchange
-from homelab.worker.training import evaluate, gradient_norm, model_checks, pipeline, trainer
+from homelab.worker.strategies import base, gradient_norm
+from homelab.worker.strategies.pipeline import neighbours, passes, stages_state
+from homelab.worker.strategies.pipeline import stages as pipeline
+from homelab.worker.strategies.sharded import exchange
+from homelab.worker.training import model_checks, trainer
 from tests.worker.cards.card import Card, OnCard, Torch
 from tests.worker.cards.nccl import Distributed, Rules, Work
 from tests.worker.cards.world import Deadlock, World
 
-_ON_CARD = (neighbours, passes, stages_state, process_group, exchange, evaluate, gradient_norm, model_checks, pipeline, trainer)
+_ON_CARD = (neighbours, passes, stages_state, process_group, exchange, base, gradient_norm, model_checks, pipeline, trainer)
 _CALLS = (
     "new_group", "destroy_process_group", "isend", "irecv", "batch_isend_irecv", "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "broadcast",
 )  # fmt: skip
@@ -143,7 +145,7 @@ def _replace(patch: pytest.MonkeyPatch, ranks: Ranks) -> None:
     for name in ("Event", "current_stream", "default_stream"):
         patch.setattr(torch.cuda, name, getattr(card, name))
     patch.setattr(torch.cuda, "synchronize", lambda *_: card.until_idle("torch.cuda.synchronize"))
-    for module in (evaluate, pipeline, trainer):
+    for module in (base, pipeline, trainer):
         patch.setattr(module, "copied", _copied)
     patch.setattr(torch.distributed.device_mesh, "new_group", _mesh_groups(ranks))
     patch.setattr(torch.distributed._functional_collectives, "all_gather_single", _whole(ranks))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from homelab.shared.law.stage import Stage
-from homelab.worker.pipeline import neighbours, passes
+from homelab.worker.strategies.pipeline import neighbours, passes
 from tests.worker.cards import ranks
 from tests.worker.cards.card import Card, OnCard
 from tests.worker.cards.nccl import Rules

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from homelab.worker.runtime.switches import Switches
-from homelab.worker.training import pipeline, trainer
+from homelab.worker.strategies.pipeline import stages as pipeline
+from homelab.worker.training import trainer
 from tests.worker.cards.card import OnCard
 
 

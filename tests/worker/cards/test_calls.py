@@ -15,17 +15,17 @@ import homelab.worker
 
 WORKER = Path(homelab.worker.__file__).parent
 MESSAGES = {
-    "pipeline/neighbours.py": "gloo: a receive of NCCL occupies the card until its message comes",
-    "sharding/exchange.py": "where the group is gloo; on cards it is a reduce-scatter",
-    "pipeline/generation.py": "a chat over several nodes, whose only group is gloo",
-    "pipeline/trained_parts.py": "the same chat: what was trained goes to its stages",
+    "strategies/pipeline/neighbours.py": "gloo: a receive of NCCL occupies the card until its message comes",
+    "strategies/sharded/exchange.py": "where the group is gloo; on cards it is a reduce-scatter",
+    "strategies/pipeline/generation.py": "a chat over several nodes, whose only group is gloo",
+    "strategies/pipeline/trained_parts.py": "the same chat: what was trained goes to its stages",
 }
 GROUPS = {
-    "pipeline/neighbours.py": "gloo, of all ranks: beside NCCL a smaller one stops those outside of it",
+    "strategies/pipeline/neighbours.py": "gloo, of all ranks: beside NCCL a smaller one stops those outside of it",
     "checkpoints/broadcast.py": "gloo, made by its members alone and given up after it: no later group has another name on some ranks",
-    "training/sharded.py": "meshes of all ranks, in one order; their limits are set to the training's patience",
+    "strategies/sharded/shards.py": "meshes of all ranks, in one order; their limits are set to the training's patience",
 }
-PINNED = {"data/batches.py": "batches in host memory, once", "pipeline/neighbours.py": "memory of the host for what is received"}
+PINNED = {"data/batches.py": "batches in host memory, once", "strategies/pipeline/neighbours.py": "memory of the host for what is received"}
 KINDS = {
     "messages": ({"isend", "irecv", "send", "recv", "batch_isend_irecv", "P2POp"}, MESSAGES),
     "groups": ({"new_group", "new_subgroups", "split_group", "init_device_mesh", "init_process_group"}, GROUPS | {"runtime/process_group.py": "the first one"}),

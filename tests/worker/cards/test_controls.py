@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from homelab.shared.law.pipeline_schedule import least_in_flight, most_in_flight
 from homelab.worker.checkpoints import weights
-from homelab.worker.pipeline import neighbours
-from homelab.worker.sharding import exchange
-from homelab.worker.training import sharded
+from homelab.worker.strategies.pipeline import neighbours
+from homelab.worker.strategies.sharded import exchange
+from homelab.worker.strategies.sharded import shards as sharded
 from tests.worker.cards import ranks
 from tests.worker.cards.card import OnCard
 from tests.worker.cards.model import FORWARD

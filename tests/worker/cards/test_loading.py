@@ -11,7 +11,8 @@ pytest.importorskip("torch")
 pytest.importorskip("bitsandbytes")
 
 from homelab.worker.model import build, pretrained, quantised_cache
-from homelab.worker.training.sharded import Shards
+from homelab.worker.strategies.registry import strategy_of
+from homelab.worker.strategies.sharded.shards import Shards
 from tests.worker import harness
 from tests.worker.model import odd_models
 
@@ -42,7 +43,7 @@ def device_map(folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch, strat
     monkeypatch.setattr(build, "from_pretrained", from_pretrained)
     monkeypatch.setattr(quantised_cache, "folder_of", lambda *_: None)
     with pytest.raises(Told) as told:
-        build._load_base(task, str(model), lambda note: None)
+        build._load_base(task, str(model), lambda note: None, strategy_of(task, 1).part)
     return told.value.args[0]
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from homelab.worker.training import sharded
+from homelab.worker.strategies.sharded import shards as sharded
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import homelab.worker
-from homelab.worker.checkpoints import weights
+from homelab.worker.checkpoints import tensor_files
 
 WORKER = Path(homelab.worker.__file__).parent
 # process_group: the plan wants a card, and torch may see none. collective_test: its backend is the plan's. The chats take what is free beside a run.
@@ -24,7 +24,7 @@ def test_a_copy_of_the_state_touches_only_the_plan_s_card(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(None))
     state: dict[str, Any] = {"weights": {"a": torch.ones(3)}, "curve": "1,2"}
-    copied = weights.copy_of(state, device)
+    copied = tensor_files.copy_of(state, device)
     assert len(waited) == (device == "cuda")
     assert (
         torch.equal(copied["weights"]["a"], state["weights"]["a"]) and copied["weights"]["a"].data_ptr() != state["weights"]["a"].data_ptr()

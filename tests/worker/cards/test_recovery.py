@@ -13,7 +13,7 @@ import torch.distributed as dist
 from homelab.shared.law.speed import Speed
 from homelab.worker.checkpoints import broadcast, checkpoint_folder
 from homelab.worker.errors import WorkerError
-from homelab.worker.pipeline.neighbours import Neighbours
+from homelab.worker.strategies.pipeline.neighbours import Neighbours
 from tests.worker.cards import ranks
 from tests.worker.cards.nccl import Rules
 from tests.worker.cards.training import Training

@@ -14,7 +14,7 @@ from homelab.shared.law.speed import Speed
 from homelab.worker.balancing.balancer import Balance, Report
 from homelab.worker.balancing.speed_meter import SpeedMeter
 from homelab.worker.runtime import step_timer
-from homelab.worker.sharding import exchange
+from homelab.worker.strategies.sharded import exchange
 
 COMPUTE, SUMS = "compute", "sums"
 ROWS, TOKENS = 24, 512

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from homelab.shared.law.pipeline_schedule import least_in_flight, most_in_flight
-from homelab.worker.pipeline import passes
+from homelab.worker.strategies.pipeline import passes
 from tests.worker.cards.nccl import Rules
 from tests.worker.cards.stages import BACKWARD, FORWARD, Speeds, evaluation_and_step, play, step
 

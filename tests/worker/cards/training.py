@@ -29,17 +29,17 @@ from homelab.shared.law.pipeline_schedule import most_in_flight
 from homelab.shared.law.speed import Speed
 from homelab.worker.checkpoints import checkpoint_folder, disk_space, weights
 from homelab.worker.checkpoints.best_weights import BestWeights
-from homelab.worker.checkpoints.checkpointing import Checkpointing
 from homelab.worker.checkpoints.curves import Curves
 from homelab.worker.data import row_agreement
 from homelab.worker.data.batches import Form
 from homelab.worker.data.encoding import Row
-from homelab.worker.pipeline.stage_batches import batches_of
 from homelab.worker.runtime.task import Task
+from homelab.worker.strategies.registry import strategy_of
+from homelab.worker.strategies.sharded import shards as sharded
 from homelab.worker.training import run as run_module
-from homelab.worker.training import sharded, trainer
+from homelab.worker.training import trainer
+from homelab.worker.training.checkpointing import Checkpointing
 from homelab.worker.training.run import Run
-from homelab.worker.training.strategy import strategy_of
 from tests.worker.cards import ranks
 from tests.worker.cards.card import OnCard, OnHost
 from tests.worker.cards.model import Model, on_card
@@ -231,21 +231,21 @@ class Player:
         run.curves = Curves(task)
         run.best = BestWeights(task, run.curves, None)
         run.checkpointing = Checkpointing(task, run.recorder, run.curves, run.best, rows)
-        is_last = task.stage is None or task.stage.is_last
-        model: Any = Model(card, self._training.cards[rank], is_last=is_last, is_bf16=task.precision == "bf16")
+        run.strategy = strategy_of(task, self._training.steps)
+        model: Any = Model(card, self._training.cards[rank], is_last=run.strategy.part.has_loss, is_bf16=task.precision == "bf16")
         own = self._prepared(run, task, on_card(model) if task.stage else model)
         self._steps(own, rank)
         outcome.speeds[rank] = own.meter.speed
         run._finish(own)
 
     def _prepared(self, run: Run, task: Task, model: Any) -> trainer.ShareTrainer:
-        strategy: Any = strategy_of(task, self._training.steps)
+        strategy: Any = run.strategy
         strategy._check_wire = lambda _model: None  # a forward pass of the decoder alone, for its type
         args = SimpleNamespace(
             world_size=task.world_size, average_tokens_across_devices=False, n_gpu=1, gradient_accumulation_steps=1,
             device=torch.device("cuda", 0), max_grad_norm=1.0,
         )  # fmt: skip
-        batches = batches_of(task, ROWS, steps=self._training.steps, balance=run.balance, form=Form(0))
+        batches = strategy.batches(ROWS, steps=self._training.steps, balance=run.balance, form=Form(0))
         own = trainer.ShareTrainer(
             model=model, args=args, batches=batches, task=task, strategy=strategy, interval=run.checkpointing.interval,  # type: ignore[arg-type]
             hooks=trainer.Hooks(run._before_first, run.recorder.sign, run._after_step),
@@ -290,7 +290,7 @@ def _replaced() -> Iterator[None]:
         patch.setattr(checkpoint_folder, "write", lambda *_, **__: None)
         patch.setattr(checkpoint_folder, "retain", lambda *_, **__: None)
         patch.setattr(disk_space, "make", lambda *_: None)
-        patch.setattr(weights, "write_final", lambda *_: None)
+        patch.setattr(weights, "write_final", lambda *_, **__: None)
         patch.setattr(run_module, "peak_memory_bytes", lambda _device: 0)
         patch.setattr(run_module.fencing, "check", lambda *_: None)
         on_host = sharded.init_device_mesh

@@ -12,7 +12,7 @@ import pytest
 from homelab.worker.checkpoints.curves import Curves
 from homelab.worker.checkpoints.model_card import model_card
 from homelab.worker.runtime.task import Task
-from homelab.worker.training.replica_check import apart
+from homelab.worker.strategies.replica_check import apart
 from tests.worker import harness
 
 pytestmark = pytest.mark.timeout(120)
@@ -83,7 +83,7 @@ def test_the_card_tells_the_whole_run_in_few_rows_and_names_no_folder_of_a_machi
 def test_how_far_copies_are_apart_sees_differences_that_cancel_in_a_sum() -> None:
     torch = pytest.importorskip("torch")
     from homelab.worker.model.weight_digests import trained as digest
-    from homelab.worker.training.replica_check import marks
+    from homelab.worker.strategies.replica_check import marks
 
     model = torch.nn.Linear(300, 200)
     other = torch.nn.Linear(300, 200)

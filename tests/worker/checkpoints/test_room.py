@@ -76,7 +76,8 @@ def test_later_ones_that_were_not_gone_on_from_do_not_count_as_the_newest(root: 
 def test_the_size_of_the_state_is_known_before_it_is_written(tmp_path: Path) -> None:
     import torch
 
-    from homelab.worker.checkpoints.weights import WEIGHTS, writers_of
+    from homelab.worker.checkpoints.tensor_files import writers_of
+    from homelab.worker.checkpoints.weights import WEIGHTS
 
     class Trainer:
         model = torch.nn.Sequential(torch.nn.Linear(300, 500), torch.nn.Linear(500, 10))

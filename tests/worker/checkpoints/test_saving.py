@@ -15,7 +15,7 @@ import pytest
 
 from homelab.shared.protocol.manifest import folder_name
 from homelab.worker.checkpoints import async_save, checkpoint_folder
-from homelab.worker.checkpoints.background import Background
+from homelab.worker.checkpoints.async_save import Background
 from homelab.worker.errors import WorkerError
 from tests.worker import harness
 

@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers")
 from homelab.controller.planning.model import architecture
 from homelab.shared.law.stage import Stage
 from homelab.worker.errors import WorkerError
-from homelab.worker.pipeline import stage_model
+from homelab.worker.strategies.pipeline import stage_model
 
 pytestmark = pytest.mark.timeout(60)
 

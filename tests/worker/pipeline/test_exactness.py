@@ -129,7 +129,7 @@ def twice() -> int:
 
 
 def _with_gradients(change: Callable[[int, Any], Any]) -> int:
-    from homelab.worker.pipeline import passes
+    from homelab.worker.strategies.pipeline import passes
     from homelab.worker.training.train import main
 
     taken = passes.Pipeline._taken

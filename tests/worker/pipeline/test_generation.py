@@ -104,7 +104,7 @@ def skipping() -> int:
 
 def forgetting() -> int:
     """The same with stages that take every token for the first one of the answer."""
-    from homelab.worker.pipeline import generation
+    from homelab.worker.strategies.pipeline import generation
 
     generation.StageCache.get_seq_length = lambda self, layer_idx=0: 0  # type: ignore[method-assign]
     return asked()

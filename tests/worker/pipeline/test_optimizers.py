@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from homelab.shared.recipe import Train
-from homelab.worker.pipeline import stages_state
+from homelab.worker.strategies.pipeline import stages_state
 from tests.worker import harness
 from tests.worker.training.test_exactness import COMMON
 

@@ -64,9 +64,9 @@ def _ours(task: Any) -> dict[str, Any]:
     import torch
 
     from homelab.worker.model.build import add_adapters
-    from homelab.worker.pipeline import stage_model
-    from homelab.worker.pipeline.neighbours import Neighbours
-    from homelab.worker.pipeline.passes import Pipeline
+    from homelab.worker.strategies.pipeline import stage_model
+    from homelab.worker.strategies.pipeline.neighbours import Neighbours
+    from homelab.worker.strategies.pipeline.passes import Pipeline
 
     base = stage_model.load(task.model.name, stage=task.stage, dtype=torch.float32)
     model = add_adapters(base, task.method, task.train.seed).train()

@@ -13,10 +13,10 @@ from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.speed.speed_profiles import SpeedProfile
 from homelab.shared.law.speed import Speed
 from homelab.shared.protocol import memory_items
-from homelab.worker.balancing import speed_profile
 from homelab.worker.balancing.balancer import Report
 from homelab.worker.runtime import card_memory
 from homelab.worker.runtime.task import Task
+from homelab.worker.training import speed_profile
 from tests.worker import harness
 
 MIB = 1 << 20

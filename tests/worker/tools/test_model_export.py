@@ -12,7 +12,8 @@ pytest.importorskip("peft")
 from safetensors.torch import load_file
 
 from homelab.worker.checkpoints import checkpoint_folder
-from homelab.worker.checkpoints.weights import WEIGHTS, trained, writers_of
+from homelab.worker.checkpoints.tensor_files import writers_of
+from homelab.worker.checkpoints.weights import WEIGHTS, trained
 from homelab.worker.errors import WorkerError
 from homelab.worker.model.build import load_base, load_model
 from homelab.worker.tools import model_export, run_model

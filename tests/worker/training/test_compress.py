@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from homelab.shared.law import wire_bytes
-from homelab.worker.training import gradient_compression
+from homelab.worker.strategies.ddp import gradient_compression
 from tests.worker import harness
 
 STEPS = 12

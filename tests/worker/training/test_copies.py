@@ -11,7 +11,7 @@ import torch
 from homelab.controller.diagnose import topic_index
 from homelab.worker.errors import TrainingError
 from homelab.worker.runtime import process_group
-from homelab.worker.training import replica_check
+from homelab.worker.strategies import replica_check
 from tests.worker import harness
 from tests.worker.model.test_digests import quantised
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from homelab.worker.training import gradient_norm
+from homelab.worker.strategies import gradient_norm
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -101,7 +101,7 @@ def test_a_wrong_sum_ends_the_run_before_its_first_step(forks: harness.Forks, tm
 
 def averaging() -> int:
     """A worker whose sums over the ranks are averages."""
-    from homelab.worker.sharding import exchange
+    from homelab.worker.strategies.sharded import exchange
     from homelab.worker.training.train import main
 
     right = exchange.sum_parts

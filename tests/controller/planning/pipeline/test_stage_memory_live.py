@@ -24,9 +24,10 @@ from homelab.shared.law.stage import Stage
 from homelab.shared.recipe import Method, Train
 from homelab.worker.model.build import load_model
 from homelab.worker.model.pretrained import DTYPES
-from homelab.worker.pipeline import neighbours
-from homelab.worker.pipeline.neighbours import Channel, Neighbours
-from homelab.worker.pipeline.passes import Pipeline
+from homelab.worker.strategies.pipeline import neighbours
+from homelab.worker.strategies.pipeline.neighbours import Channel, Neighbours
+from homelab.worker.strategies.pipeline.passes import Pipeline
+from homelab.worker.strategies.registry import strategy_of
 from homelab.worker.tools.memory_dry_run import _storages
 from tests.controller.planning.memory.test_memory_live import LiveStorages
 from tests.worker import harness
@@ -148,7 +149,7 @@ def batch_of(case: Case, draw: Any) -> dict[str, Any]:
 def held_bytes(case: Case, path: Path, run: Path) -> int:
     """The most that torch holds of a stage, over the passes of a step and the optimizer's step."""
     task, stage = task_of(case, path, run), case.stage
-    model = load_model(task, str(path), lambda note: None).train()
+    model = load_model(task, str(path), lambda note: None, strategy_of(task, 1).part).train()
     tracker = LiveStorages()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for parameter in trained:

@@ -15,7 +15,7 @@ import torch
 
 from homelab.shared.law import pipeline_schedule
 from homelab.shared.law.stage import Stage
-from homelab.worker.pipeline.neighbours import Channel, Inbox, Neighbours
+from homelab.worker.strategies.pipeline.neighbours import Channel, Inbox, Neighbours
 
 Batch = dict[str, Any]
 

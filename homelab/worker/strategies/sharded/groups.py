@@ -14,7 +14,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from homelab.worker.sharding.exchange import Exchange
+from homelab.worker.strategies.sharded.exchange import Exchange
 
 REST = "the rest"  # of the model: embeddings, the last norm, the head
 _AS_STORED = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from homelab.shared.law.checkpoint_interval import LOSS_S, Interval, loses_more
 from homelab.shared.protocol import phases
-from homelab.worker.balancing import speed_profile
 from homelab.worker.checkpoints.async_save import Saver
 from homelab.worker.checkpoints.best_weights import BestWeights
 from homelab.worker.checkpoints.curves import Curves
 from homelab.worker.runtime import process_group
 from homelab.worker.runtime.metrics_recorder import Recorder
 from homelab.worker.runtime.task import Task
+from homelab.worker.training import speed_profile
 
 if TYPE_CHECKING:
     from homelab.worker.training.trainer import ShareTrainer
@@ -59,7 +59,7 @@ class Checkpointing:
         self._curves.agree()
         own = trainer.strategy.state(trainer)
         if self._task.is_keeper:
-            self._saver.begin(trainer, step, own, self._curves, self._best)
+            self._saver.begin(step, own, _of(trainer), self._curves, self._best)
         process_group.wait_for_all(f"saved/{step}", self._task.world_size)
         save_s = time.perf_counter() - start_s
         if last or not self._is_saved:
@@ -84,3 +84,10 @@ class Checkpointing:
             f" is one every {interval.interval_s:.0f} s, and a fault may lose more than {LOSS_S:.0f} s of work; [checkpoint] every_steps"
             " sets it by hand"
         )
+
+
+def _of(trainer: ShareTrainer) -> dict[str, Any]:
+    """What a checkpoint holds of the Trainer, under the names that it reads: file name -> content."""
+    scaler = trainer.accelerator.scaler
+    state = {"scheduler.pt": trainer.lr_scheduler.state_dict(), "trainer_state.json": trainer.state}
+    return state if scaler is None else state | {"scaler.pt": scaler.state_dict()}

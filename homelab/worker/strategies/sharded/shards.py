@@ -23,20 +23,20 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from homelab.worker.checkpoints import weights
-from homelab.worker.model.pretrained import DTYPES
+from homelab.worker.model.pretrained import DTYPES, Part
 from homelab.worker.runtime import process_group
 from homelab.worker.runtime.step_timer import StepTimer
 from homelab.worker.runtime.task import Task
-from homelab.worker.sharding import exchange, groups, whole_state
-from homelab.worker.training import gradient_norm, replica_check
-from homelab.worker.training.strategy import Strategy
+from homelab.worker.strategies import gradient_norm, replica_check
+from homelab.worker.strategies.base import Strategy
+from homelab.worker.strategies.sharded import exchange, groups, whole_state
 
 
-class Shards:
+class Shards(Strategy):
     """A model divided over the ranks, in one of the three ways."""
 
     def __init__(self, task: Task) -> None:
-        self._task = task
+        super().__init__(task)
         self._is_per_step = task.strategy == "zero2"
         self.exchange = exchange.Exchange()
         self._collect = process_group.gather  # timed, once there is a timer
@@ -52,16 +52,14 @@ class Shards:
         """accelerate leaves the model as it is (transformers/trainer.py, is_distributed_loading_by_transformers)."""
         return self._task.world_size > 1
 
+    @property
+    def part(self) -> Part:
+        return Part(is_gathered=self.places_model and not self._is_per_step)
+
     def divides_on_host(self, model: Any) -> bool:
         """A model that is larger than a card: each card gets its part alone, block by block (torch 2.13, _fsdp_init.py, _move_states_to_device).
         Quantised weights are not divided, and lie on the card already."""
-        return self._task.divides_per_pass and all(weight.is_floating_point() for weight in model.parameters())
-
-    def arguments(self) -> dict[str, Any]:
-        return {}
-
-    def configure(self, accelerator: Any) -> None:
-        pass
+        return self.part.is_gathered and all(weight.is_floating_point() for weight in model.parameters())
 
     def before_wrap(self, model: Any) -> None:
         task = self._task
@@ -87,9 +85,6 @@ class Shards:
         for group in mesh.get_all_groups():  # torch gives them its own limit, 10 minutes with NCCL, and not that of the default group
             dist.distributed_c10d._set_pg_timeout(process_group.patience(), group)
         return mesh
-
-    def after_wrap(self, wrapped: Any) -> None:
-        pass
 
     def reduce_gradients(self, wrapped: Any, timer: StepTimer) -> None:
         self.exchange.timer, self._collect = timer, timer.gather
@@ -139,15 +134,13 @@ class Shards:
             model.reset_iter_state()
 
     def clip(self, model: Any, most: float) -> float:
-        norm: float
-        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         if not self.places_model:
-            norm = gradient_norm.clip(gradients, most)
-            return norm
+            return super().clip(model, most)
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         assert self._mesh is not None and all(isinstance(gradient, DTensor) for gradient in gradients)
         copies = self._mesh.size(0) if self._mesh.ndim > 1 else 1  # each shard is on so many ranks
         own = [gradient.to_local() for gradient in gradients]
-        norm = gradient_norm.clip(own, most, lambda square: sum(values[0] for values in self._collect([square])) / copies)
+        norm: float = gradient_norm.clip(own, most, lambda square: sum(values[0] for values in self._collect([square])) / copies)
         return norm
 
     def state(self, trainer: Any) -> dict[str, Any]:
@@ -160,18 +153,12 @@ class Shards:
         whole: dict[str, torch.Tensor] = whole_state.gathered(part(model), is_kept=self._task.is_keeper)
         return whole
 
-    def load_weights(self, model: Any, checkpoint: Path) -> None:
-        weights.load_weights(model, checkpoint)  # before it is divided
-
     def load_optimizer(self, optimizer: Any, checkpoint: Path, device: Any) -> None:
         whole_state.load_optimizer(optimizer, checkpoint / weights.OPTIMIZER)
 
     def check_start(self, model: Any, where: str) -> str | None:
         self._forget_passes(model)  # of the small tests of the loaded model
         return self._difference
-
-    def check_weights(self, model: Any, step: int) -> str | None:
-        return None  # no weight that is trained is anywhere twice
 
 
 def make(task: Task, steps: int) -> Strategy:

@@ -7,39 +7,57 @@ process; the last one computes the loss. Each steps its own weights, after one s
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from homelab.worker.checkpoints import optimizer_state, weights
-from homelab.worker.data.batches import copied
+from homelab.shared.law.stage import Stage
+from homelab.worker.balancing.balancer import Balance
+from homelab.worker.checkpoints import optimizer_state, tensor_files, weights
+from homelab.worker.data.batches import Batch, Form, StepBatches, StepItem, copied
+from homelab.worker.data.encoding import Row
 from homelab.worker.errors import WorkerError
-from homelab.worker.model.pretrained import DTYPES
-from homelab.worker.pipeline import stage_model, stages_state
-from homelab.worker.pipeline.neighbours import Neighbours
-from homelab.worker.pipeline.passes import Pipeline
+from homelab.worker.model.pretrained import DTYPES, Part
 from homelab.worker.runtime import process_group
 from homelab.worker.runtime.step_timer import StepTimer
 from homelab.worker.runtime.task import Task
-from homelab.worker.training import gradient_norm
-from homelab.worker.training.strategy import Strategy
+from homelab.worker.strategies import gradient_norm
+from homelab.worker.strategies.base import Strategy
+from homelab.worker.strategies.pipeline import stage_model, stages_state
+from homelab.worker.strategies.pipeline.neighbours import Neighbours
+from homelab.worker.strategies.pipeline.passes import Pipeline
 
 
-class Stages:
+class StageBatches(StepBatches):
+    """`StepBatches` of rank 0, to which a pipeline gives all rows. Data rows count once, on the first stage; tokens count by what each computes of them."""
+
+    stage: Stage
+
+    def __getitem__(self, step: int) -> StepItem:
+        item = super().__getitem__(step)
+        return dataclasses.replace(
+            item, sources=item.sources if self.stage.is_first else [], input_tokens=round(item.input_tokens * self.stage.work)
+        )
+
+
+class Stages(Strategy):
     """One stage of a model, between its neighbours."""
 
     def __init__(self, task: Task) -> None:
         stage = task.stage
         assert stage is not None and task.world_size > 1, "a pipeline has stages"
-        self._task, self.stage = task, stage
+        super().__init__(task)
+        self.stage = stage
         self._device = torch.device(task.device, task.local_rank) if task.device == "cuda" else torch.device("cpu")
         self._dtype = torch.float32 if task.method.kind == "full" else DTYPES[task.precision]
-        self._neighbours = Neighbours.of(task.rank, task.stage_ranks)
+        self._neighbours: Neighbours | None = None
         self._collect = process_group.gather  # timed, once there is a timer
         self._sent_bytes = 0
 
@@ -55,29 +73,23 @@ class Stages:
     def places_model(self) -> bool:
         return True
 
-    def divides_on_host(self, model: Any) -> bool:
-        return False
+    @property
+    def part(self) -> Part:
+        stage = self.stage
+        words = f"pipeline: layers {stage.begin} to {stage.end - 1} of {stage.layers}, stage {stage.number + 1} of {stage.count}"
+        return Part(reader=functools.partial(stage_model.load, stage=stage), is_stage=True, words=words, has_loss=stage.is_last)
 
-    def arguments(self) -> dict[str, Any]:
-        return {}
-
-    def configure(self, accelerator: Any) -> None:
-        pass
+    def batches(self, rows: Sequence[Row], *, steps: int, balance: Balance, form: Form) -> StepBatches:
+        batches = self._batches_as(StageBatches, rows, steps, balance, form)
+        assert isinstance(batches, StageBatches)
+        batches.stage = self.stage
+        return batches
 
     def before_wrap(self, model: Any) -> None:
-        pass
-
-    def after_wrap(self, wrapped: Any) -> None:
-        pass
+        self._neighbours = Neighbours.of(self._task.rank, self._task.stage_ranks)
 
     def reduce_gradients(self, wrapped: Any, timer: StepTimer) -> None:
         self._collect = timer.gather
-
-    def begin_step(self, wrapped: Any, passes: int) -> int:
-        return passes
-
-    def without_reduction(self, accelerator: Any, wrapped: Any) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext()
 
     def run_passes(self, trainer: Any, model: Any, item: Any, count: torch.Tensor) -> float:
         """All passes of a step over the micro-batches of the whole batch; the loss of this rank."""
@@ -89,19 +101,17 @@ class Stages:
         trainer.clock.count_passes(work.passes_s, work.waited_s)
         return loss
 
-    def evaluate(self, model: Any, batches: list[dict[str, Any]], after_pass: Callable[[], None]) -> float:
-        """The summed loss of these batches on the last rank, 0 on the others. Collective."""
+    def evaluate(self, model: Any, batches: Sequence[Batch], form: Form, after_pass: Callable[[], None]) -> float:
+        """On the last rank; 0 on the others."""
         pipeline = self._pipeline(model, contextlib.nullcontext, after_pass)
         on_device = copied(batches, self._device, pin=self._device.type == "cuda")
         loss: float = pipeline.summed_losses(on_device, torch.tensor(1, device=self._device))
         return loss
 
     def _pipeline(self, model: Any, context: Callable[[], AbstractContextManager[Any]], after_pass: Callable[[], None]) -> Pipeline:
+        assert self._neighbours is not None, "they are there before the first pass"
         hidden = int(model.config.get_text_config().hidden_size)
         return Pipeline(model, self.stage, self._neighbours, self._dtype, self._device, hidden, context, after_pass)
-
-    def evaluating(self, model: Any, passes: int) -> AbstractContextManager[int]:
-        return contextlib.nullcontext(passes)
 
     def clip(self, model: Any, most: float) -> float:
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
@@ -122,7 +132,7 @@ class Stages:
         return stages_state.gathered(part(model), self._device, is_kept=self._task.is_keeper)
 
     def load_weights(self, model: Any, checkpoint: Path) -> None:
-        weights.fill(weights.trained(model), checkpoint / weights.WEIGHTS, is_part=True)
+        tensor_files.fill(weights.trained(model), checkpoint / weights.WEIGHTS, is_part=True)
 
     def load_optimizer(self, optimizer: Any, checkpoint: Path, device: Any) -> None:
         whole = torch.load(checkpoint / weights.OPTIMIZER, map_location="cpu", mmap=True, weights_only=True)
@@ -161,9 +171,6 @@ class Stages:
                 f"{type(model).__name__} computes hidden states in {out}, and the pipeline would send them as {self._dtype}",
                 where="[parallel] strategy in the recipe", hint='[train] precision = "fp32", or another strategy', needs_launch=True,
             )  # fmt: skip
-
-    def check_weights(self, model: Any, step: int) -> str | None:
-        return None  # no weight that is trained is anywhere twice
 
 
 def make(task: Task, steps: int) -> Strategy:

@@ -1,0 +1,1 @@
+"""Every rank holds the whole model, and gradients are summed."""
