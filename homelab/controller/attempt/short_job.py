@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from homelab.controller.base.errors import EXIT_UNREACHABLE
-from homelab.controller.planning.types import Plan
+from homelab.controller.launchers.torchrun_ssh import TorchrunSsh
+from homelab.controller.planning.types import LaunchSpec, Plan
 from homelab.controller.remote.fanout import Fleet, on_all
 from homelab.controller.remote.session import Stream
 
@@ -22,13 +23,18 @@ ASK_S, _ASK_SILENT_S = 8.0, 2.0
 
 
 def request(plan: Plan, name: str, job: str, program: Iterable[str]) -> dict[str, Any]:
-    """What a node is told: the launch's own command with another program, name and place for logs."""
-    node = plan.node(name)
-    options = node.command[: node.command.index("--redirects=3") + 1]
-    renamed = {"--log-dir": "logs", "--rdzv-id": job, "--master-port": str(plan.master_port)}
-    command = [f"{key}={renamed[key]}" if (key := option.partition("=")[0]) in renamed else option for option in options]
+    """What a node is told: to start `program` as the launch starts its own, under another name and with another place for logs."""
+    nodes = [
+        node.model_copy(update={"python": node.command[0], "environment": {**node.environment, "HOMELAB_RUN": job}}) for node in plan.nodes
+    ]
+    spec = LaunchSpec(
+        arguments=tuple(program), script=None, code="", inputs=(), processes_per_node=tuple(node.rank_count for node in nodes), environment={},
+        node_environment={},
+    )  # fmt: skip
+    placement = plan.placement.model_copy(update={"run": job, "nodes": tuple(nodes), "log_dir": "logs"})
+    (command,) = (command for command in TorchrunSsh().render(spec, placement) if command.node == name)
     return {
-        "name": job, "command": [*command, *program], "environment": {**node.environment, "HOMELAB_RUN": job}, "ranks": node.rank_count,
+        "name": job, "command": list(command.argv), "environment": command.environment, "ranks": plan.node(name).rank_count,
         "head_port": plan.master_port,
     }  # fmt: skip
 

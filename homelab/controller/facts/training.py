@@ -55,7 +55,7 @@ class FileFacts(WireModel):
 
 
 class SpeedsFacts(WireModel):
-    """The file of measured speeds of the recipe's model and method; `content` as `homelab.worker.balancing.speed_profile` wrote it, not checked here."""
+    """The file of measured speeds of the recipe's model and method; `content` as `homelab.worker.training.speed_profile` wrote it, not checked here."""
 
     path: str
     found: bool

@@ -43,7 +43,7 @@ def _torchrun(spec: LaunchSpec, placement: Placement, node: NodePlan) -> tuple[s
         "--max-restarts=0",
         # A node that was started alone (its controller died meanwhile) gives up by itself; the default is 10 minutes.
         f"--rdzv-conf=timeout={RENDEZVOUS_TIMEOUT_S}",
-        f"--log-dir={node.run_dir}/attempts/{placement.attempt}/nodes/{node.name}/logs",
+        f"--log-dir={placement.log_dir or f'{node.run_dir}/attempts/{placement.attempt}/nodes/{node.name}/logs'}",
         "--redirects=3",
         *program_of(spec, node),
     )  # fmt: skip

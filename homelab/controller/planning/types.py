@@ -110,13 +110,17 @@ class LaunchSpec(Value):
 
 
 class Placement(Value):
-    """Where an attempt runs: the address and the port at which its processes meet, and its nodes in rank order."""
+    """Where an attempt runs: the address and the port at which its processes meet, and its nodes in rank order.
+
+    `log_dir`: where the ranks' output goes, from the folder in which a node's command is started; None: into the attempt's own folders.
+    """
 
     run: str
     attempt: int
     master_address: str
     master_port: int
     nodes: tuple[NodePlan, ...]
+    log_dir: str | None = None
 
 
 class LaunchDocument(Value):

@@ -1,4 +1,4 @@
-"""What one rank holds where a model is divided over ranks (`homelab.worker.sharding`): the items of a whole model, changed.
+"""What one rank holds where a model is divided over ranks (`homelab.worker.strategies.sharded`): the items of a whole model, changed.
 
     per step   what is trained is divided: fp32 weights, optimizer. For the passes of a step all of it is gathered, linear layers in the
                training precision, and the gradient is held whole in fp32 until the last pass

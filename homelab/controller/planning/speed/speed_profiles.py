@@ -1,6 +1,6 @@
 """The files of measured speeds: which of them hold for this plan, and why the others do not.
 
-Written by `homelab.worker.balancing.speed_profile` on each node. Without a file the speeds are guessed, and measured in the
+Written by `homelab.worker.training.speed_profile` on each node. Without a file the speeds are guessed, and measured in the
 first steps of the run.
 """
 

@@ -1,4 +1,4 @@
-"""Training with what is trained, or the whole model, divided over the ranks (`homelab.worker.training.sharded`). The curve is that of ddp."""
+"""Training with what is trained, or the whole model, divided over the ranks (`homelab.worker.strategies.sharded.shards`). The curve is that of ddp."""
 
 from __future__ import annotations
 

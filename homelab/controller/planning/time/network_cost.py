@@ -89,7 +89,7 @@ def gradient_bytes(architecture: Architecture, method: Method, bytes_per_element
 
 
 def sent_bytes(architecture: Architecture, method: Method, compress: str = "none") -> int:
-    """Bytes of one rank's gradient as it goes over the wire with [parallel] compress (see `homelab.worker.training.gradient_compression`)."""
+    """Bytes of one rank's gradient as it goes over the wire with [parallel] compress (see `homelab.worker.strategies.ddp.gradient_compression`)."""
     assert compress in ("none", "bf16", "powersgd")
     if compress != "powersgd":
         return gradient_bytes(architecture, method, 2 if compress == "bf16" else rank_memory.TRAINED_BYTES)

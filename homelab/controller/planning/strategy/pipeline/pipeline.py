@@ -1,4 +1,4 @@
-"""One model on several ranks, layer after layer (`homelab.worker.training.pipeline`): only activations cross the wire. The curve is that of one process."""
+"""One model on several ranks, layer after layer (`homelab.worker.strategies.pipeline.stages`): only activations cross the wire. The curve is that of one process."""
 
 from __future__ import annotations
 

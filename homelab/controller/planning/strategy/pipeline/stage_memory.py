@@ -28,7 +28,7 @@ from homelab.shared.protocol.memory_items import (
 )
 from homelab.shared.recipe import Method, Train
 
-# homelab.worker.pipeline.neighbours: both are in the host's memory, so a card holds only the message that it computes with.
+# homelab.worker.strategies.pipeline.neighbours: both are in the host's memory, so a card holds only the message that it computes with.
 _RECEIVES_AHEAD = 2
 _SENDS_UNDER_WAY = 2
 
