@@ -22,7 +22,7 @@ PROBES = (
     "data",
     "power",
     "runs",
-    "collective_test",
+    "collective_check",
 )
 
 

@@ -15,9 +15,9 @@ from homelab.controller.checks import registry
 from homelab.controller.checks.collective import judge as judges
 from homelab.controller.checks.evidence import Evidence, Finding
 from homelab.controller.config.load import load_cluster
-from homelab.controller.facts.collective_test import CollectiveResult
+from homelab.controller.facts.collective_check import CollectiveResult
 from homelab.controller.facts.node import Facts
-from homelab.controller.features.preflight import collective_state, collective_test
+from homelab.controller.features.preflight import collective_state, collective_check
 from homelab.controller.planning.machines import lan_address
 from homelab.controller.remote.fanout import Fleet
 from homelab.lab import Lab, procfs
@@ -77,7 +77,7 @@ def workers(lab: Lab, node: str) -> list[int]:
     return [
         pid
         for pid in lab.processes_of(node)
-        if "homelab.worker.tools.collective_test" in procfs.command_line(pid) and "torch.distributed.run" not in procfs.command_line(pid)
+        if "homelab.worker.tools.collective_check" in procfs.command_line(pid) and "torch.distributed.run" not in procfs.command_line(pid)
     ]
 
 
@@ -87,7 +87,7 @@ def test_a_healthy_cluster_passes_and_remembers_it(lab: Lab, fleet: Fleet) -> No
     evidence = look(fleet)
     assert judges.needed(evidence)
     said: list[str] = []
-    result = collective_test.run(fleet, evidence, said.append)
+    result = collective_check.run(fleet, evidence, said.append)
     assert result.passed and not result.left, result
     assert [one.size_bytes for one in result.measured] == list(SIZES)
     assert all(one.seconds > 0 and one.bus_bytes_per_s > 0 for one in result.measured)
@@ -95,7 +95,7 @@ def test_a_healthy_cluster_passes_and_remembers_it(lab: Lab, fleet: Fleet) -> No
     assert findings(evidence, result) == []
     assert not ranks_left(lab)
     assert not [file for node in lab.nodes for file in (Path(node.workdir) / "collective").rglob("*")]
-    collective_test.keep(fleet, evidence, result)
+    collective_check.keep(fleet, evidence, result)
     after = look(fleet)
     assert not judges.needed(after)
     python = after.facts["node2"].python
@@ -111,7 +111,7 @@ def test_a_rank_that_dies_ends_it_at_once_with_its_own_words(
     broken = Path(lab.state.node("node2").workdir) / "broken" / "torch"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text('raise ImportError("libcudart.so.12: cannot open shared object file")\n')
-    request = collective_test._request
+    request = collective_check._request
 
     def with_another_torch(plan: Any, name: str, test: str) -> dict[str, Any]:
         body = request(plan, name, test)
@@ -119,8 +119,8 @@ def test_a_rank_that_dies_ends_it_at_once_with_its_own_words(
             body["environment"]["PYTHONPATH"] = f"{broken.parent}:{body['environment']['PYTHONPATH']}"
         return body
 
-    monkeypatch.setattr(collective_test, "_request", with_another_torch)
-    result = collective_test.run(fleet, evidence)
+    monkeypatch.setattr(collective_check, "_request", with_another_torch)
+    result = collective_check.run(fleet, evidence)
     assert result.node == "node2" and "libcudart.so.12" in result.error
     assert result.seconds < 15 and not result.left
     (finding,) = findings(evidence, result)
@@ -131,7 +131,7 @@ def test_a_rank_that_dies_ends_it_at_once_with_its_own_words(
 @pytest.mark.thorough
 def test_a_node_that_loses_its_power_is_named(lab: Lab, fleet: Fleet, evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collective_state, "SILENT_S", 5.0)
-    result = collective_test.run(fleet, evidence, Act("starting torchrun", lambda: lab.fault("node3", "power-cut")))
+    result = collective_check.run(fleet, evidence, Act("starting torchrun", lambda: lab.fault("node3", "power-cut")))
     assert [state.node for state in result.missing] == ["node3"], result
     assert result.left == ("node3",)
     assert {(finding.check, finding.node) for finding in findings(evidence, result)} == {
@@ -144,7 +144,7 @@ def test_a_node_that_loses_its_power_is_named(lab: Lab, fleet: Fleet, evidence: 
 def test_a_pulled_cable_is_named(lab: Lab, fleet: Fleet, evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collective_state, "SILENT_S", 5.0)
     try:
-        result = collective_test.run(fleet, evidence, Act("importing torch", lambda: lab.fault("node2", "pull-cable")))
+        result = collective_check.run(fleet, evidence, Act("importing torch", lambda: lab.fault("node2", "pull-cable")))
         assert [(state.node, state.is_silent) for state in result.missing] == [("node2", True)], result
         assert result.left == ("node2",)
         (finding,) = [finding for finding in findings(evidence, result) if finding.level == "fail"]
@@ -163,7 +163,7 @@ def test_a_broken_connection_ends_it_everywhere(lab: Lab, fleet: Fleet, evidence
         assert process is not None
         procfs.send([process.parent], signal.SIGKILL)  # the sshd of this connection
 
-    result = collective_test.run(fleet, evidence, Act("starting torchrun", cut))
+    result = collective_check.run(fleet, evidence, Act("starting torchrun", cut))
     assert result.node == "node2" and "connection" in result.error, result
     assert not result.left
     assert not ranks_left(lab)
@@ -175,7 +175,7 @@ def test_ctrl_c_leaves_nothing(lab: Lab, fleet: Fleet, evidence: Evidence) -> No
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        collective_test.run(fleet, evidence, Act("starting torchrun", interrupt))
+        collective_check.run(fleet, evidence, Act("starting torchrun", interrupt))
     assert not ranks_left(lab)
 
 
@@ -196,7 +196,7 @@ def test_a_rank_that_stands_still_is_named_with_the_stacks_of_the_others(
         # the limit is over as soon as that is heard
         monkeypatch.setattr(collective_state, "IMPORT_LIMIT_S", time.monotonic() - started + 1.0)
 
-    result = collective_test.run(fleet, evidence, Act("importing torch", stop))
+    result = collective_check.run(fleet, evidence, Act("importing torch", stop))
     assert [(state.node, state.stage) for state in result.missing] == [("node3", "importing torch")], result
     waiting = next(state for state in result.states if state.node == "node1")
     assert waiting.stage == "joining" and "smoke.py" in judges.innermost(waiting.stack), waiting

@@ -1,7 +1,7 @@
 """A run's supervisor on its head node instead of this machine, for controllers that sleep: tried first, then put there and started.
 
 Nothing secret leaves this machine: the head logs in to the other nodes with its own key, and is given the host keys that were
-accepted here. (What happens on the node: `homelab.node.supervisor_host`.)
+accepted here. (What happens on the node: `homelab.node.run.supervisor_host`.)
 """
 
 from __future__ import annotations

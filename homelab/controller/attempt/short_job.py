@@ -1,6 +1,6 @@
 """A short torchrun job on the nodes of a plan: what its nodes are told, their lines as they come, and its end everywhere.
 
-The agents watch it (`homelab.node.collective_test`): it ends with its torchrun, with their connection to the controller, or when its time is over.
+The agents watch it (`homelab.node.collective_check`): it ends with its torchrun, with their connection to the controller, or when its time is over.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.hint import NO_COMMAND, Command, Hint, homelab
 from homelab.controller.config.cluster import Cluster, Node
 from homelab.controller.config.recipe import Recipe
-from homelab.controller.facts.collective_test import CollectiveResult
+from homelab.controller.facts.collective_check import CollectiveResult
 from homelab.controller.facts.data_sample import SampleResult
 from homelab.controller.facts.model_build import BuildResult
 from homelab.controller.facts.node import Facts

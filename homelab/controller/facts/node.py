@@ -45,7 +45,7 @@ class Facts(WireModel):
     data: dict[str, FileFacts] = {}  # by role, "train" or "eval"
     power: PowerFacts = PowerFacts()
     runs: RunsFacts = RunsFacts()
-    collective_test: CollectiveFacts | None = None
+    collective_check: CollectiveFacts | None = None
 
     @model_validator(mode="before")
     @classmethod

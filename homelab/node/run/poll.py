@@ -7,8 +7,8 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from homelab.node import paths, supervisor_host
-from homelab.node.run import attempt_records, leftovers, ownership
+from homelab.node import paths
+from homelab.node.run import attempt_records, leftovers, ownership, supervisor_host
 from homelab.node.system import boot_clock, processes, utilisation
 from homelab.shared.protocol import files, layout, manifest, message
 from homelab.shared.protocol.rank_messages import LogTail, RankReply

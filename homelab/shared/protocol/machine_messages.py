@@ -24,7 +24,7 @@ class Facts(TypedDict, total=False):
     data: dict[str, Json]
     power: Json
     runs: Json
-    collective_test: Json | None
+    collective_check: Json | None
 
 
 class RunRecovered(TypedDict):

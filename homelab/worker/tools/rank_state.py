@@ -1,4 +1,4 @@
-"""What a rank of a short job is doing, in a file that the node's agent reads, and the frame of such a rank (`homelab.node.collective_test`).
+"""What a rank of a short job is doing, in a file that the node's agent reads, and the frame of such a rank (`homelab.node.collective_check`).
 
 Its current stage is in `rank-R.json` of the folder HOMELAB_COLLECTIVE_DIR; SIGUSR1 makes it write the stacks of its threads to `rank-R.stack` there.
 """

@@ -18,7 +18,7 @@ from homelab.controller.features.launch import start_run
 from homelab.controller.run import fingerprint
 from homelab.controller.run import shipped_files as shipped
 from homelab.controller.run.paths import RunPaths
-from homelab.node import supervisor_host
+from homelab.node.run import supervisor_host
 from homelab.node.storage import transfer
 from tests.controller.features.recover.test_ship import Nodes
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from homelab.controller.base.errors import UnreachableError
 from homelab.controller.checks import registry
 from homelab.controller.checks.evidence import Evidence, Finding, Link
-from homelab.controller.facts.collective_test import CollectiveResult
+from homelab.controller.facts.collective_check import CollectiveResult
 from homelab.controller.facts.data_sample import SampleResult
 from homelab.controller.facts.model_build import BuildResult
 from homelab.node.probes import amd, nvidia, xid

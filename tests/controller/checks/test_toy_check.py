@@ -67,4 +67,4 @@ def test_every_probe_is_a_field_of_the_facts_and_a_source_of_checks() -> None:
 
 
 def test_every_source_is_used_by_a_check_or_by_the_planner() -> None:
-    assert SOURCES - {check.sees for check in registry.CHECKS} == {"speed_profiles", "collective_test"}
+    assert SOURCES - {check.sees for check in registry.CHECKS} == {"speed_profiles", "collective_check"}

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from homelab.node.probes import runs
-from homelab.node.run import claims, ownership, poll, status_stream, torchrun
-from homelab.node.storage import run_folders
+from homelab.node.run import claims, ownership, poll, run_folders, status_stream, torchrun
 from homelab.node.system import boot_clock
 from homelab.shared.protocol.errors import Refusal
 from homelab.shared.protocol.message import as_json

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from homelab.node.run import claims, secret_files
-from homelab.node.storage import run_folders
+from homelab.node.run import claims, run_folders, secret_files
 from homelab.shared.protocol import files
 from homelab.shared.protocol.errors import Refusal
 from tests.processes import living

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from homelab.worker.tools import collective_test
+from homelab.worker.tools import collective_check as collective_check
 from homelab.worker.tools.rank_state import StateFile
 
 pytestmark = pytest.mark.timeout(60)
@@ -25,21 +25,21 @@ def group(tmp_path: Path) -> Iterator[None]:
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
-    assert collective_test.bus_bandwidth(1_000_000, 2, 0.01) == pytest.approx(1e8)  # two ranks: each sends all of it once
-    assert collective_test.bus_bandwidth(3_000_000, 3, 0.04) == pytest.approx(1e8)
-    assert collective_test.bus_bandwidth(8, 1, 0.01) == 0
+    assert collective_check.bus_bandwidth(1_000_000, 2, 0.01) == pytest.approx(1e8)  # two ranks: each sends all of it once
+    assert collective_check.bus_bandwidth(3_000_000, 3, 0.04) == pytest.approx(1e8)
+    assert collective_check.bus_bandwidth(8, 1, 0.01) == 0
 
 
 def test_sums_of_the_pattern_are_exact() -> None:
-    base = collective_test.pattern(64_000_000, CPU)
-    assert base.numel() == 16_000_000 and base.min() == 1 and base.max() == collective_test.PERIOD
+    base = collective_check.pattern(64_000_000, CPU)
+    assert base.numel() == 16_000_000 and base.min() == 1 and base.max() == collective_check.PERIOD
     ranks = 64
-    total = sum(base[: 2 * collective_test.PERIOD].double() * (rank + 1) for rank in range(ranks))
-    assert torch.equal(base[: 2 * collective_test.PERIOD] * (ranks * (ranks + 1) // 2), total.float())
+    total = sum(base[: 2 * collective_check.PERIOD].double() * (rank + 1) for rank in range(ranks))
+    assert torch.equal(base[: 2 * collective_check.PERIOD] * (ranks * (ranks + 1) // 2), total.float())
 
 
 def test_right_sums_are_right(group: None) -> None:
-    found = collective_test.measure(1_000_000, 0, 1, CPU)
+    found = collective_check.measure(1_000_000, 0, 1, CPU)
     assert found["wrong"] == 0 and found["first_wrong"] is None and found["seconds"] > 0
 
 
@@ -53,7 +53,7 @@ def test_one_wrong_element_of_many_is_seen(group: None, monkeypatch: pytest.Monk
         return done
 
     monkeypatch.setattr(dist, "all_reduce", with_a_flipped_bit)
-    found = collective_test.measure(1_000_000, 0, 1, CPU)
+    found = collective_check.measure(1_000_000, 0, 1, CPU)
     assert found["wrong"] == 1 and found["first_wrong"].startswith("element 249999 is ")
 
 
@@ -62,11 +62,11 @@ def test_a_size_that_would_take_too_long_is_left_out(group: None, tmp_path: Path
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(
-        collective_test, "measure", lambda size_bytes, *_: {"size_bytes": size_bytes, "seconds": 1.15 if size_bytes > 8 else 1e-3}
+        collective_check, "measure", lambda size_bytes, *_: {"size_bytes": size_bytes, "seconds": 1.15 if size_bytes > 8 else 1e-3}
     )
-    monkeypatch.setattr(collective_test, "_store", lambda patience: dist.FileStore(str(tmp_path / "other"), 1))
+    monkeypatch.setattr(collective_check, "_store", lambda patience: dist.FileStore(str(tmp_path / "other"), 1))
     stage = StateFile(tmp_path, 0)
-    collective_test.run("gloo", stage)
+    collective_check.run("gloo", stage)
     assert stage.known["stage"] == "done"
     assert [entry["size_bytes"] for entry in stage.known["results"]] == [8, 1_000_000, 64_000_000]
     assert stage.known["results"][2] == {"size_bytes": 64_000_000, "predicted_s": pytest.approx(73.6)}

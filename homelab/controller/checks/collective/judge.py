@@ -1,4 +1,4 @@
-"""collective: torchrun on all nodes joins, sums up, and sums up right. Judges what `homelab.controller.features.preflight.collective_test` saw."""
+"""collective: torchrun on all nodes joins, sums up, and sums up right. Judges what `homelab.controller.features.preflight.collective_check` saw."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from homelab.controller.base.units import listed, megabytes
 from homelab.controller.checks.check import Check, Problem, check, subject
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.cluster import Node
-from homelab.controller.facts.collective_test import CollectiveResult, RankState, seconds_text, size_name
+from homelab.controller.facts.collective_check import CollectiveResult, RankState, seconds_text, size_name
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.node_commands import on_node, path_word
 from homelab.controller.planning.machines.machines import card_count, device_of
@@ -70,7 +70,7 @@ def needed(evidence: Evidence) -> bool:
     if rank_total(evidence) < 2:
         return False
     current = fingerprint(evidence)
-    return any(facts.collective_test is None or facts.collective_test.fingerprint != current for facts in evidence.facts.values())
+    return any(facts.collective_check is None or facts.collective_check.fingerprint != current for facts in evidence.facts.values())
 
 
 def wanted(evidence: Evidence, skip: Collection[str], when: When) -> bool:
@@ -131,7 +131,7 @@ def leftovers(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     for name in evidence.collective.left if evidence.collective else ():
         node = evidence.cluster.node(name)
         message = "the collective test may still run here: it could not be asked, or its processes would not end (it ends by itself within 5 minutes)"
-        yield name, Problem("warn", message, "look: " + on_node(node, "pgrep -af 'homelab[.]worker[.]tools[.]collective_test'"))
+        yield name, Problem("warn", message, "look: " + on_node(node, "pgrep -af 'homelab[.]worker[.]tools[.]collective_check'"))
 
 
 @check("collective.right", "the sum over all ranks is right to the last element", worst="fail", sees="collective", after="collective.works")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from homelab.controller.facts.collective_test import RankState
+from homelab.controller.facts.collective_check import RankState
 from homelab.controller.remote.answers import CollectiveLine
 from homelab.shared.protocol.collective_stages import DONE, IMPORTING, STAGES, STARTING
 

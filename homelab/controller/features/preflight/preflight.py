@@ -18,7 +18,8 @@ from homelab.controller.checks.evidence import Evidence, Finding
 from homelab.controller.checks.machine import runs
 from homelab.controller.config.recipe import Recipe
 from homelab.controller.facts.network import PortFacts
-from homelab.controller.features.preflight import collective_test, data_sample, gather, model_build
+from homelab.controller.features.preflight import collective_check as collective_check
+from homelab.controller.features.preflight import data_sample, gather, model_build
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.fanout import Fleet
 
@@ -70,12 +71,12 @@ def look(
         evidence = replace(evidence, plan=plan, refused=refused)
     if collective_checks.wanted(evidence, skip, test_collective):
         try:
-            result = collective_test.run(fleet, evidence, say)
+            result = collective_check.run(fleet, evidence, say)
         except InputError as error:  # without a recipe nobody has tried to plan before
             refused = error
         else:
             evidence = replace(evidence, collective=result)
-            collective_test.keep(fleet, evidence, result)
+            collective_check.keep(fleet, evidence, result)
     return PreflightResult(evidence, registry.judge_all(evidence, skip), recipe, plan, refused)
 
 

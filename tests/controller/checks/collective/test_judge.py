@@ -11,14 +11,14 @@ import pytest
 from homelab.controller.checks import registry
 from homelab.controller.checks.collective import judge as judges
 from homelab.controller.checks.evidence import Evidence, Finding
-from homelab.controller.facts.collective_test import CollectiveResult, Measured, RankState, WrongSum, seconds_text
+from homelab.controller.facts.collective_check import CollectiveResult, Measured, RankState, WrongSum, seconds_text
 from homelab.controller.facts.node import CollectiveFacts
+from homelab.controller.features.preflight import collective_check as control
 from homelab.controller.features.preflight import collective_state
-from homelab.controller.features.preflight import collective_test as control
 from homelab.controller.features.preflight.collective_state import CollectiveTestState
 from homelab.controller.remote.answers import CollectiveLine
-from homelab.node.probes import collective_test as probe
 from homelab.shared.protocol.message import as_json
+from homelab.node.probes import collective_check as probe
 from tests.controller.checks import healthy
 
 pytestmark = pytest.mark.timeout(20)
@@ -213,14 +213,14 @@ STAGE_HINTS = {
 def test_a_missing_rank_is_named_with_where_to_look(stage: str, hint: str) -> None:
     stack = (
         "Thread 0x00007f1 (most recent call first):", '  File "/x/other.py", line 3 in wait', "",
-        "Current thread 0x00007f2 (most recent call first):", '  File "/x/homelab/worker/tools/collective_test.py", line 97 in measure',
+        "Current thread 0x00007f2 (most recent call first):", '  File "/x/homelab/worker/tools/collective_check.py", line 97 in measure',
     )  # fmt: skip
     missing = RankState(1, "laptop", stage, stack=stack)
     states = (RankState(0, "tower", "64 MB"), missing, RankState(2, "oldtower", "64 MB"))
     (finding,) = found(result(measured=(), error="stood still", missing=(missing,), states=states, seconds=60.2))
     assert (finding.check, finding.node, finding.level) == ("collective.works", "laptop", "fail")
     assert f'rank 1 is missing in the collective test: still at "{stage}" after 60 s' in finding.message
-    assert "all others wait for it (at: 64 MB)" in finding.message and "collective_test.py, line 97 in measure" in finding.message
+    assert "all others wait for it (at: 64 MB)" in finding.message and "collective_check.py, line 97 in measure" in finding.message
     assert hint in finding.hint
 
 
@@ -246,7 +246,7 @@ def test_it_is_needed_again_when_something_changed() -> None:
     evidence = healthy.gpu()
     assert judges.needed(evidence)
     kept = CollectiveFacts(fingerprint=judges.fingerprint(evidence))
-    tested = replace(evidence, facts={name: facts.model_copy(update={"collective_test": kept}) for name, facts in evidence.facts.items()})
+    tested = replace(evidence, facts={name: facts.model_copy(update={"collective_check": kept}) for name, facts in evidence.facts.items()})
     assert not judges.needed(tested)
     assert (registry.subject("collective").needs(tested) or "").startswith("not run again: it passed on just this cluster")
     assert judges.needed(healthy.packages(tested, "laptop", torch="2.12.0+cu130"))
@@ -282,7 +282,7 @@ def test_one_box_with_two_cards_is_tested_and_one_card_is_not() -> None:
         replace(box, plan=healthy.plan([{"node": "tower", "need_gib": 1}])), (), "always"
     )
     kept = CollectiveFacts(fingerprint=judges.fingerprint(box))
-    assert not judges.wanted(healthy.with_facts(box, "tower", collective_test=kept.model_dump()), (), "when-changed")
+    assert not judges.wanted(healthy.with_facts(box, "tower", collective_check=kept.model_dump()), (), "when-changed")
 
 
 def test_cards_of_one_box_that_hang_have_their_own_hint() -> None:

@@ -12,7 +12,7 @@ from homelab.controller.attempt import start
 from homelab.controller.attempt.inputs import RecipeInput
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.features.recover import resume_guards
-from homelab.node import supervisor_host
+from homelab.node.run import supervisor_host
 from tests.fakes import FakeFleet
 
 pytestmark = pytest.mark.timeout(30)

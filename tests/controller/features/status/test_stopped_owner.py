@@ -24,9 +24,9 @@ from homelab.controller.features.status import monitor
 from homelab.controller.features.stop import stop
 from homelab.controller.run import process_owner, stopped_owner, supervisor_record
 from homelab.controller.run.paths import RunPaths
-from homelab.node import supervisor_host
 from homelab.node.paths import supervised_dir
 from homelab.shared.protocol.run_messages import SupervisorReply
+from homelab.node.run import supervisor_host
 from scripts.practice.desk import REPOSITORY, wait_until
 from tests import builders
 from tests.controller.features.status.test_looking import NOBODY, PLAN, Nodes, fleet, nodes, paths

@@ -1,4 +1,4 @@
-"""The collective smoke test on this node, or another short job: torchrun with `homelab.worker.tools.collective_test`, watched closely, and ended whole.
+"""The collective smoke test on this node, or another short job: torchrun with `homelab.worker.tools.collective_check`, watched closely, and ended whole.
 
 The processes carry HOMELAB_RUN=<name of the test>, as those of a run do, so whatever is left of them can be found.
 """

@@ -19,7 +19,7 @@ from homelab.controller.base.say import Say
 from homelab.controller.checks.collective import judge as judges
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.recipe import parse_recipe
-from homelab.controller.facts.collective_test import CollectiveResult, Measured, RankState, WrongSum
+from homelab.controller.facts.collective_check import CollectiveResult, Measured, RankState, WrongSum
 from homelab.controller.features.preflight.collective_state import CollectiveOutcome, CollectiveTestState
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.answers import CollectiveLine, CollectiveLook
@@ -28,7 +28,7 @@ from homelab.controller.remote.fanout import Fleet, on_all
 from homelab.controller.remote.session import Stream
 from homelab.controller.run import signals
 
-PROGRAM = ("-m", "homelab.worker.tools.collective_test")
+PROGRAM = ("-m", "homelab.worker.tools.collective_check")
 _AGENT_LIMIT_S = 280.0  # more than any limit here: an agent without a listener ends its part by itself
 _GROUP_LIMIT_S = 75  # more than the limit here: ranks that hang are to be asked where before they give up
 _LAST_WORDS_S = 5.0

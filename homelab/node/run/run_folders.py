@@ -6,8 +6,8 @@ import os
 import shutil
 from typing import TYPE_CHECKING
 
-from homelab.node import paths, supervisor_host
-from homelab.node.run import claims, ownership, secret_files
+from homelab.node import paths
+from homelab.node.run import claims, ownership, secret_files, supervisor_host
 from homelab.node.system import processes
 from homelab.shared.protocol import layout
 from homelab.shared.protocol.errors import Refusal

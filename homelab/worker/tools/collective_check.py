@@ -1,6 +1,6 @@
 """The collective smoke test: joins the process group as training will, and sums 8 bytes, 1 MB and 64 MB over all ranks.
 
-torchrun starts it on every node (`python -m homelab.worker.tools.collective_test BACKEND`); `homelab.worker.tools.rank_state` tells how far it is.
+torchrun starts it on every node (`python -m homelab.worker.tools.collective_check BACKEND`); `homelab.worker.tools.rank_state` tells how far it is.
 
 Seconds are those of the slowest rank. Bus bandwidth is size x 2 (n - 1) / n / seconds: what each wire of a ring of n ranks carried
 per second, which can be compared with the speed of the wire whatever n is (nccl-tests, doc/PERFORMANCE.md).
