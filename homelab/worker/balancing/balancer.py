@@ -21,6 +21,9 @@ NOISE_FACTOR = 3.0  # beside so many standard errors, because the test runs afte
 HOLD_S = 5.0  # of work: moved rows stay this long, otherwise a short disturbance would move them back and forth
 
 
+REPORT_NUMBERS = 7  # of `Report.numbers`
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """What one rank says of itself after a step: its measured speed, the tokens of this step's passes, their seconds by the speed

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -39,8 +39,16 @@ from homelab.worker.runtime.task import Task
 CHUNK_BYTES = 8 << 20
 _AHEAD = 2  # chunks on their way while others are read, hashed and written
 _SYNC_BYTES = 256 << 20  # sync so often, because one sync at the end of a file of tens of GB would take long
-_HAS_NO_PART, _HOLDS, _LACKS = 0.0, 1.0, 2.0
 _SIGN_S = 1.0
+
+
+class _Copy(NamedTuple):
+    """What a rank says of its node's copy. `has_part`: it speaks for its node; `is_whole`: the node needs none."""
+
+    has_part: bool
+    is_whole: bool
+    size_bytes: int = 0
+    digest: str = ""
 
 
 def verify_own(task: Task) -> WorkerError | None:
@@ -72,12 +80,13 @@ def fetch(task: Task, fault: WorkerError | None, recorder: Recorder) -> Path | N
         if fault:
             raise load_check.set_aside(fault, task)
         return folder
-    part = _HAS_NO_PART if not task.is_keeper else _LACKS if fault else _HOLDS
-    size_bytes, digest = (_size_bytes(folder), _digest(folder)) if part == _HOLDS else (0, "")
-    everyone = process_group.gather([part, float(size_bytes), *checkpoint_copies.numbers(digest)])
-    digests = {rank: str(entry[2:]) for rank, entry in enumerate(everyone) if entry[0] == _HOLDS}
+    own = _Copy(task.is_keeper, task.is_keeper and fault is None)
+    if own.is_whole:
+        own = own._replace(size_bytes=_size_bytes(folder), digest=_digest(folder))
+    everyone = [_Copy(*json.loads(text)) for text in process_group.exchange("checkpoint", json.dumps(own))]
+    digests = {rank: copy.digest for rank, copy in enumerate(everyone) if copy.is_whole}
     # The controller also asks nodes that take no part now. Without its answer the ranks decide.
-    expected = str(checkpoint_copies.numbers(task.plan.get("resume_digest") or ""))
+    expected = task.plan.get("resume_digest") or ""
     right = expected if expected in digests.values() else checkpoint_copies.right(digests)
     odd = [rank for rank, digest in digests.items() if digest != right]
     holders = [rank for rank, digest in digests.items() if digest == right]
@@ -86,12 +95,12 @@ def fetch(task: Task, fault: WorkerError | None, recorder: Recorder) -> Path | N
             raise load_check.set_aside(fault, task)
         message = f"no node of this attempt holds the checkpoint of step {task.resume_step} whole"
         raise WorkerError(message, where=str(folder), hint="homelab recover")
-    team = [rank for rank, entry in enumerate(everyone) if entry[0] != _HAS_NO_PART]
+    team = [rank for rank, copy in enumerate(everyone) if copy.has_part]
     moves = checkpoint_holders.copies(dict.fromkeys(holders, WHOLE), team, to_all=True)
     if not moves:
         return folder
     source, receivers = moves[0].source, [move.target for move in moves]
-    size_bytes = int(everyone[source][1])
+    size_bytes = everyone[source].size_bytes
     if task.rank in odd:
         fault = WorkerError(
             f"its weights or its optimizer are not those of {_nodes(task, holders)}", where=str(folder), hint="homelab recover"

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -31,7 +31,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from homelab.shared.law.checkpoint_interval import NUMBERS, Interval
-from homelab.worker.balancing.balancer import Change, Report
+from homelab.worker.balancing.balancer import REPORT_NUMBERS, Change, Report
 from homelab.worker.balancing.speed_meter import SpeedMeter
 from homelab.worker.data.batches import StepBatches, StepItem, copied, loss_tokens
 from homelab.worker.errors import TrainingError, WorkerError
@@ -49,6 +49,29 @@ class Hooks:
     before_first: Callable[[ShareTrainer], None]
     after_pass: Callable[[], None]
     after_step: Callable[[ShareTrainer], None]
+
+
+class Figures(NamedTuple):
+    """What a rank tells the others after its passes of a step, as numbers in one collective.
+
+    `counted`: tokens with loss in its own rows; `expected`: in the whole batch. `waited_s`: for communication, in the step before. `since_save`: as
+    `Interval.numbers` gives them.
+    """
+
+    loss: float
+    counted: int
+    expected: int
+    waited_s: float
+    since_save: list[float]
+    report: Report | None
+
+    def numbers(self) -> list[float]:
+        return [*self[:4], *self.since_save, *(self.report.numbers() if self.report else [0.0] * REPORT_NUMBERS)]
+
+    @classmethod
+    def of(cls, numbers: list[float]) -> Figures:
+        loss, counted, expected, waited_s, *rest = numbers
+        return cls(loss, int(counted), int(expected), waited_s, rest[:NUMBERS], Report.of(rest[NUMBERS:]))
 
 
 class ShareTrainer(Trainer):
@@ -126,16 +149,16 @@ class ShareTrainer(Trainer):
         # A stage of a pipeline sees the whole batch; the one that counts it has its rows as its own. Counted on the CPU: a tensor on a card would need a wait.
         assert self.item is not None
         counted = sum(loss_tokens(batch) for batch in self.item.micro_batches) if self.item.sources else 0
-        own_figures = [own_loss, counted, inputs.loss_tokens, self._waited_s]
         since_save = self.interval.numbers(time.perf_counter(), self.step_s)
-        everyone = self.clock.gather([*own_figures, *since_save, *self._report(inputs)])
-        self._check_batch([int(values[1]) for values in everyone], [int(values[2]) for values in everyone])
-        losses = [values[0] for values in everyone]
-        self.interval.update([values[4 : 4 + NUMBERS] for values in everyone])
-        self.reports = [Report.of(values[4 + NUMBERS :]) for values in everyone]
+        own = Figures(own_loss, counted, inputs.loss_tokens, self._waited_s, since_save, self._report(inputs))
+        everyone = [Figures.of(numbers) for numbers in self.clock.gather(own.numbers())]
+        self._check_batch([figures.counted for figures in everyone], [figures.expected for figures in everyone])
+        losses = [figures.loss for figures in everyone]
+        self.interval.update([figures.since_save for figures in everyone])
+        self.reports = [figures.report for figures in everyone]
         self.change = self.train_dataset.balance.update(self.reports)
         if self.state.global_step > self.task.resume_step + 1:  # the last step's: the first one pays for connecting
-            self.sync_s.append(min(values[3] for values in everyone))
+            self.sync_s.append(min(figures.waited_s for figures in everyone))
             self.wait_s.append(self.step_s - self._expected_s - self.sync_s[-1])
         self._expected_s = math.nan if None in self.reports else max(report.measured_s for report in self.reports if report)
         self.step_loss = sum(losses)
@@ -179,14 +202,14 @@ class ShareTrainer(Trainer):
                 hint="the nodes hold different data or tokenizers: compare the files named in run.json, then launch again",
             )
 
-    def _report(self, item: StepItem) -> list[float]:
-        """This rank's speed and how this step compares with what was believed of it, for the others."""
+    def _report(self, item: StepItem) -> Report | None:
+        """This rank's speed and how this step compares with what was believed of it, for the others; None where nothing is measured yet."""
         speed = self.meter.speed
         if speed is None:
-            return [0.0] * 7
+            return None
         tokens = item.pass_tokens or [batch["input_ids"].numel() for batch in item.micro_batches]
         announced = self.train_dataset.balance.announced[self.task.rank]
-        return Report(speed, sum(tokens), announced.seconds(tokens), speed.seconds(tokens), self.meter.noise).numbers()
+        return Report(speed, sum(tokens), announced.seconds(tokens), speed.seconds(tokens), self.meter.noise)
 
     def step_done(self) -> None:
         """The optimizer has stepped: what this step cost, for the next one's report."""

@@ -143,8 +143,8 @@ class Stages(Strategy):
         """The stages must be those of one model: each layer once, of one width and one configuration."""
         config = model.config.to_dict() | {"tie_word_embeddings": None}
         own_digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()
-        digests = process_group.gather([float(int(own_digest[:12], 16))])
-        odd = [rank for rank, values in enumerate(digests) if values != digests[0]]
+        digests = process_group.exchange("configuration", own_digest)
+        odd = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
         if odd:
             raise WorkerError(
                 f"the stages are not of one model: the configuration on {self._task.named(*odd)} is another one than on {self._task.named(0)}",
