@@ -24,7 +24,7 @@ MOST_SMALL_MODULES = 17
 # Most of them are a message of the node and what the controller reads of it.
 MOST_SHARED_CLASS_NAMES = 52
 # Folders whose children import each other: to be opened, and none to be added.
-OPEN_CIRCLES = {}
+OPEN_CIRCLES = set[str]()
 # From the ground up: the three programs, and below the rooms of the controller. A room imports from the rooms before it, and from no other.
 PROGRAMS = ("shared", "node", "worker", "controller", "lab", "cli", "__main__")
 ROOMS = ("base", "config", "facts", "planning", "launchers", "remote", "run", "diagnose", "checks", "dashboard", "attempt", "features")

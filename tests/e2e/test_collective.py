@@ -17,7 +17,7 @@ from homelab.controller.checks.evidence import Evidence, Finding
 from homelab.controller.config.load import load_cluster
 from homelab.controller.facts.collective_check import CollectiveResult
 from homelab.controller.facts.node import Facts
-from homelab.controller.features.preflight import collective_state, collective_check
+from homelab.controller.features.preflight import collective_check, collective_state
 from homelab.controller.planning.machines import lan_address
 from homelab.controller.remote.fanout import Fleet
 from homelab.lab import Lab, procfs

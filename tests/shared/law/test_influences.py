@@ -165,7 +165,7 @@ def test_nothing_that_a_plan_sets_is_dropped():
     """What the planner and torchrun give a rank reaches it."""
     words = {
         word
-        for path in sorted((ROOT / "planning").rglob("*.py"))
+        for path in sorted((ROOT / "controller/planning").rglob("*.py"))
         for word in re.findall(r'"([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)"', path.read_text(encoding="utf-8"))
     }
     assert "NCCL_SOCKET_IFNAME" in words and of_a_node(words) == []

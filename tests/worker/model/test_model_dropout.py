@@ -10,18 +10,17 @@ import torch
 
 from homelab.worker.errors import WorkerError
 from homelab.worker.model import inspection, model_dropout
+from homelab.worker.model.pretrained import Part
 from tests.worker import harness
 from tests.worker.model import tiny_models
 
-STAGE = {"number": 0, "begin": 0, "end": 1, "layers": 2}
-
 
 def settled(kind: str, tmp_path: Path, *, nodes: int = 1, stage: bool = False, **recipe: Any) -> tuple[Any, list[str]]:
-    plan = {"ranks": [{"rank": rank, "node": str(rank), "share": 12, **({"stage": STAGE} if stage else {})} for rank in range(nodes)]}
+    plan = {"ranks": [{"rank": rank, "node": str(rank), "share": 12} for rank in range(nodes)]}
     task = harness.task_of(tmp_path, [str(rank) for rank in range(nodes)], plan=plan, **recipe)
     notes: list[str] = []
     model = tiny_models.build(kind, **({"router_jitter_noise": 0.4} if kind == "phimoe" else {}))
-    model_dropout.settle(model, task, notes.append)
+    model_dropout.settle(model, task, notes.append, Part(is_stage=stage))
     return model, notes
 
 

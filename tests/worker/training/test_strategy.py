@@ -43,7 +43,7 @@ def test_ddp_gets_the_buckets_of_the_recipe(tmp_path: Path, bucket_mb: Any, give
     """Without a size torch makes its first bucket smaller; accelerate passes on what is not the default."""
     accelerate = pytest.importorskip("accelerate")
     accelerator = SimpleNamespace(ddp_handler=accelerate.DistributedDataParallelKwargs())
-    task = harness.task_of(tmp_path, parallel__bucket_mb=bucket_mb)
+    task = harness.task_of(tmp_path, plan={"strategy": "ddp"}, parallel__bucket_mb=bucket_mb)
     registry.strategy_of(task, steps=1).configure(accelerator)
     settings = accelerator.ddp_handler.to_kwargs()
     assert {key: value for key, value in settings.items() if key == "bucket_cap_mb"} == given and settings["init_sync"] is False

@@ -17,8 +17,8 @@ from homelab.controller.features.preflight import collective_check as control
 from homelab.controller.features.preflight import collective_state
 from homelab.controller.features.preflight.collective_state import CollectiveTestState
 from homelab.controller.remote.answers import CollectiveLine
-from homelab.shared.protocol.message import as_json
 from homelab.node.probes import collective_check as probe
+from homelab.shared.protocol.message import as_json
 from tests.controller.checks import healthy
 
 pytestmark = pytest.mark.timeout(20)

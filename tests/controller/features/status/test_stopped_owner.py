@@ -25,8 +25,8 @@ from homelab.controller.features.stop import stop
 from homelab.controller.run import process_owner, stopped_owner, supervisor_record
 from homelab.controller.run.paths import RunPaths
 from homelab.node.paths import supervised_dir
-from homelab.shared.protocol.run_messages import SupervisorReply
 from homelab.node.run import supervisor_host
+from homelab.shared.protocol.run_messages import SupervisorReply
 from scripts.practice.desk import REPOSITORY, wait_until
 from tests import builders
 from tests.controller.features.status.test_looking import NOBODY, PLAN, Nodes, fleet, nodes, paths

@@ -7,7 +7,7 @@ import pytest
 from homelab.controller.attempt import short_job
 from homelab.controller.launchers import torchrun_ssh
 from tests import builders
-from tests.checks import healthy
+from tests.controller.checks import healthy
 
 
 def test_a_job_has_the_command_and_the_environment_of_the_launch_but_for_program_name_port_and_logs() -> None:
