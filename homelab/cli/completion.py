@@ -74,9 +74,10 @@ def checks(incomplete: str) -> Iterator[str]:
 def explained(incomplete: str) -> Iterator[str]:
     """What `explain` shows: the pages of the guide, then the topics."""
     from homelab.cli import guide
+    from homelab.controller.config import reference
     from homelab.controller.diagnose import topic_index
 
-    return _beginning((*guide.pages(), *(topic.id for topic in topic_index.TOPICS)), incomplete)
+    return _beginning((*guide.pages(), *reference.names(), *(topic.id for topic in topic_index.TOPICS)), incomplete)
 
 
 def launchers(incomplete: str) -> Iterator[str]:

@@ -25,6 +25,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "recover": ("homelab recover",),
     "why": ("homelab why --attempt 1",),
     "explain": ("homelab explain install", "homelab explain network.reach", "homelab explain 'CUDA out of memory'"),
+    "schema": ("homelab schema recipe > homelab-recipe.schema.json",),
     "runs": ("homelab runs", "homelab runs --prune"),
     "chat": ("homelab chat", "homelab chat 2026-11-21 --prompt 'What is the law of homelab?'"),
     "fetch": ("homelab fetch", "homelab fetch 2026-11-21 my-model --merged"),

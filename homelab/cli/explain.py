@@ -23,7 +23,7 @@ def command(
     topic: Annotated[
         list[str] | None,
         typer.Argument(
-            help="A page of the guide (install), a topic, a check (network.mtu), a word, or a line of a log. Default: list all.",
+            help="A page of the guide (install), a key (recipe.train.seed), a topic, a check (network.mtu), a word, or a line of a log. Default: list all.",
             show_default=False,
             autocompletion=completion.explained,
         ),
@@ -31,11 +31,17 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Show a page of the guide, or a known problem: its signs, its cause, its fix, and the checks that find it. Exit code 2 for an unknown topic."""
-    from homelab.cli import guide
+    from homelab.cli import explain_key, guide
     from homelab.cli.clean_console import CleanConsole
     from homelab.controller.diagnose import topic_index
 
     query = " ".join(topic or []).strip()
+    if explain_key.is_key(query):
+        if as_json:
+            common.print_json(explain_key.document(query))
+        else:
+            CleanConsole().print(explain_key.text(query), markup=False, highlight=False, soft_wrap=True)
+        return 0
     page = guide.pages().get(query.lower())
     topics = topic_index.find(query) if query else topic_index.TOPICS
     near = guide.about(query) if 0 < len(query.split()) <= _FEW_WORDS else ()
@@ -62,9 +68,17 @@ def command(
 
 def _show_page(console: CleanConsole, page: Page, topics: tuple[Topic, ...]) -> None:
     """The page, and after it the problems that speak of its name. The page of the law ends with the list of what holds it."""
-    from homelab.cli import guide
+    from homelab.cli import explain_key, guide
+    from homelab.controller.config import reference
 
     guide.show(console, page)
+    if page.name in reference.SECTIONS:
+        console.print(
+            f"\nThe sections, key by key (homelab explain NAME):\n{explain_key.sections(page.name)}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     if page.name == "law":
         console.print("")
         console.print(_influences())
