@@ -29,7 +29,7 @@ TOKENS = 100.0
 
 def file(name: str = "tower", *, device_name: str = "CPU, 8 cores", token_s: float = 1e-3, **changes: Any) -> dict[str, Any]:
     """A node's file of measured speeds as the worker writes it, for the healthy recipe."""
-    return {
+    written = {
         "schema": 1, "model": "~/models/smol", "method": {"kind": "lora", "rank": 16, "targets": "all-linear"}, "precision": "fp32",
         "device": "cpu", "gradient_checkpointing": True, "fused_loss": True, "torch": "2.13.0+cpu", "measured_at": 1e9 - DAY_S,
         "run": "2026-01-01-0000-smol", "world_size": 3, "sync_s": 0.05, "save_s": 0.4, "evaluate_s": None, "rows": 500,
@@ -37,6 +37,10 @@ def file(name: str = "tower", *, device_name: str = "CPU, 8 cores", token_s: flo
         "ranks": [{"local_rank": 0, "device_name": device_name, "step_s": 0.01, "micro_batch_s": 0.02, "token_s": token_s, "steps": 40}],
         **changes,
     }  # fmt: skip
+    if isinstance(written["world_size"], int) and written["world_size"] > 1 and written["sync_s"] is not None:
+        wire = {"strategy": "ddp", "compress": "none", "world_size": written["world_size"], "sync_s": written["sync_s"]}
+        written.setdefault("syncs", [wire])
+    return written
 
 
 def gpu_file(name: str, **changes: Any) -> dict[str, Any]:
