@@ -4,6 +4,7 @@ any machine: a limit is there for what hangs, not for what is slow.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import pytest_timeout
+import typer
 
 from tests import costs, lanes, selection
 
@@ -21,6 +23,9 @@ LONG = ("e2e", "cli", "worker", "lab", "remote")
 # A slow machine, and what is thorough: every limit is so many times as long.
 PATIENCE = float(os.environ.get("HOMELAB_TESTS_PATIENCE", "1"))
 COSTS = costs.ROOT / ".pytest_cache" / "costs.jsonl"
+
+# Each call of a command makes all commands with their options anew, 0.06 s: here once.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 # A shell starts what it puts into the background with Ctrl-C ignored, and children inherit that: our tests send it to some.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
-import typer.main
 
 from homelab.cli import command_list, main
 from homelab.controller.base.errors import NoRoomError
@@ -178,7 +177,6 @@ def lying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LyingNode:
     _answer_for_others(fleet, desks.write_runs(desk, workdirs))
     fleet.replace_connections(monkeypatch)
     desks.write(desk, workdirs)
-    monkeypatch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))  # all commands are made anew at each call
     monkeypatch.setattr(wheelhouse, "_resolve", _resolved)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(desk)
