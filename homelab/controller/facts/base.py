@@ -33,7 +33,8 @@ def _addresses(texts: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(text for text in texts if _is_address(text))
 
 
-def _address(text: str) -> str:
+def address(text: str) -> str:
+    """The text. Raises ValueError where it is no address."""
     if not _is_address(text) or "/" in text:
         raise ValueError("not an address")
     return text
@@ -49,7 +50,7 @@ def _is_address(text: str) -> bool:
 
 # Words that hints make commands of. Process 0 and below are groups of processes to kill(1).
 Addresses = Annotated[tuple[str, ...], AfterValidator(_addresses)]
-Address = Annotated[str, AfterValidator(_address)]
+Address = Annotated[str, AfterValidator(address)]
 Mac = Annotated[str, Field(pattern=r"^([0-9a-f]{2}:){5}[0-9a-f]{2}$")]
 Pid = Annotated[int | None, AfterValidator(lambda pid: pid if pid is None or pid > 0 else None)]
 Run = Annotated[str, Field(pattern=r"^\w", max_length=200)]  # never an option of `homelab stop`

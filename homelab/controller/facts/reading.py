@@ -177,11 +177,6 @@ def _few_lines(run: Any) -> Any:
     return run
 
 
-def _sane(value: Any) -> Any:
-    base.refuse_absurd(value)
-    return value
-
-
 _RULES: dict[limits.Mark, Callable[[CoreSchema], CoreSchema]] = {
     limits.FINITE_OR_NONE: _after(lambda value: value if value is not None and math.isfinite(value) else None),
     limits.PLAIN: _after(plain),
@@ -190,8 +185,6 @@ _RULES: dict[limits.Mark, Callable[[CoreSchema], CoreSchema]] = {
     limits.OR_EMPTY: _else(""),
     limits.READABLE: _readable,
     limits.FEW_LINES: _before(_few_lines),
-    limits.SANE: _before(_sane),
-    limits.ADDRESS: _after(base._address),
-    limits.ADDRESSES: _after(base._addresses),
+    limits.ADDRESS: _after(base.address),
     limits.PROCESS: _after(lambda pid: pid if pid is None or pid > 0 else None),
 }

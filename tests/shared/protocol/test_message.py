@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import ast
+import importlib
 import json
+import pkgutil
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError
 
+import homelab.controller
+from homelab.controller.base.models import WireModel
 from homelab.controller.facts.reading import read
 from homelab.controller.remote.answers import SHAPES
 from homelab.shared.protocol import limits
@@ -85,12 +90,8 @@ def _kinds(kind: Any) -> Iterator[type[Message]]:
 
 def _read_names() -> set[str]:
     """Every attribute and every key that the controller reads, itself or by a property of a message."""
-    names: set[str] = set()
-    for file in [file for room in ("controller", "cli", "shared/protocol") for file in (HOMELAB / room).rglob("*.py")]:
-        for node in ast.walk(ast.parse(file.read_text())):
-            names |= {node.attr} if isinstance(node, ast.Attribute) else set()
-            names |= {node.value} if isinstance(node, ast.Constant) and isinstance(node.value, str) else set()
-    return names
+    files = [file for room in ("controller", "cli", "shared/protocol") for file in (HOMELAB / room).rglob("*.py")]
+    return {name for file in files for name in re.findall(r'[."](\w+)', file.read_text())}
 
 
 def test_every_field_of_a_message_is_read() -> None:
@@ -99,3 +100,30 @@ def test_every_field_of_a_message_is_read() -> None:
     kinds = {kind for shape in [*SHAPES.values(), StatusLine, Sample] for kind in _kinds(shape)}
     unread = {f"{kind.__name__}.{name}" for kind in kinds for name in set(defaults(kind)) - read_names}
     assert unread == {"Sample.only_of_this_test"}, "of a message that only this test has"
+
+
+def test_every_model_of_the_controller_can_be_built() -> None:
+    """They are built when they are used first: a message in one that is not marked with `AsMessage` would be an error only then."""
+
+    class Unmarked(WireModel):
+        exit: Exit
+
+    for module in pkgutil.walk_packages(homelab.controller.__path__, "homelab.controller."):
+        importlib.import_module(module.name)
+    models = list(_below(BaseModel))
+    assert len(models) > 100 and [model for model in models if not _can_be_built(model)] == [Unmarked]
+
+
+def _below(kind: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for below in kind.__subclasses__():
+        if below.__module__.startswith(("homelab.", __name__)):
+            yield below
+        yield from _below(below)
+
+
+def _can_be_built(model: type[BaseModel]) -> bool:
+    try:
+        model.model_rebuild()
+    except PydanticSchemaGenerationError:
+        return False
+    return True
