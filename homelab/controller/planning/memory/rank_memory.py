@@ -9,7 +9,7 @@ always.
 
 Assumed of the worker: base weights of lora in the training precision, everything trainable in fp32 with autocast around the
 forward pass (what `peft` and the Trainer's bf16=True / fp16=True do), no attention matrix (SDPA), gradients that live in DDP's
-buckets from the first pass on (homelab/worker/strategies/ddp/gradient_buffers.py; with torch's default the buckets would be a second copy of them). A dry
+buckets from the first pass on (homelab/worker/strategies/ddp/copies.py; with torch's default the buckets would be a second copy of them). A dry
 run of the real model on a node (homelab/worker/tools/memory_dry_run.py) knows more, and its items replace these.
 
 Compared with one card, an H100 (torch 2.11, a model of 1.1B, tests/controller/planning/memory/recorded/memory_h100.json): allocated bytes at the peak are
