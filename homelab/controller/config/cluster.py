@@ -7,7 +7,7 @@ import re
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, Field, PrivateAttr, field_validator, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
 from homelab.controller.base.models import ConfigModel
 from homelab.controller.config.environment import NodeEnvironment
@@ -139,14 +139,6 @@ class Node(ConfigModel):
         """The cluster's own known_hosts file, which commands for people must name too; None: ssh's own."""
         return self._known_hosts
 
-    @model_validator(mode="before")
-    @classmethod
-    def _lists_are_tuples(cls, data: Any) -> Any:
-        # TOML has only lists; strict mode would ask the person for a tuple.
-        if isinstance(data, dict) and isinstance(data.get("gpus"), list):
-            data = {**data, "gpus": tuple(data["gpus"])}
-        return data
-
     @property
     def rank_count(self) -> int:
         """Processes on this node: one per GPU, one for a CPU-only machine."""
@@ -176,11 +168,6 @@ class Notify(ConfigModel):
     command: str | None = Field(default=None, min_length=1, max_length=2000)
     apprise: str | None = Field(default=None, min_length=1, max_length=1000)
     on: tuple[Occasion, ...] = get_args(Occasion)
-
-    @field_validator("on", mode="before")
-    @classmethod
-    def _lists_are_tuples(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
 
 
 NetworkProfileName = Literal["wifi", "1gbe", "2.5gbe", "10gbe", "thunderbolt"]

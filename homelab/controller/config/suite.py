@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from homelab.controller.base.errors import InputError, did_you_mean
 from homelab.controller.base.models import ConfigModel
@@ -18,10 +18,6 @@ from homelab.shared.recipe import parallel
 
 SAME = {"fsdp": "zero3"}  # two names of one strategy
 LEAST_COUNTED = 3  # steps of a run
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(tuple(item) if isinstance(item, list) else item for item in value) if isinstance(value, list) else value
 
 
 NodeSet = Literal["each", "all"] | int | tuple[str, ...]
@@ -46,13 +42,13 @@ class Suite(ConfigModel):
     """
 
     recipe: str = Field(min_length=1)
-    strategies: Annotated[tuple[str, ...], BeforeValidator(_tuples)] = ("ddp", "zero2", "zero3")
-    nodes: Annotated[tuple[NodeSet, ...], BeforeValidator(_tuples)] = ("each", "all")
+    strategies: tuple[str, ...] = ("ddp", "zero2", "zero3")
+    nodes: tuple[NodeSet, ...] = ("each", "all")
     steps: int = Field(default=12, le=100_000)
     warmup: int = Field(default=3, ge=1)
     repeats: int = Field(default=3, ge=1, le=100)
     minutes_per_run: float = Field(default=60.0, gt=0)
-    variations: Annotated[tuple[Variation, ...], BeforeValidator(_tuples)] = ()
+    variations: tuple[Variation, ...] = ()
 
     @field_validator("strategies")
     @classmethod
