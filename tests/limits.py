@@ -72,6 +72,7 @@ SHARED_NAMES = {
     "registry": "what can be chosen by its name",
     "run": "a training from its start to its end",
     "runs": "the runs of a machine",
+    "schema": "the JSON Schema of a file",
     "sharded": "the strategies in which the ranks divide the model",
     "speed_profiles": "the files of measured speeds",
     "ssh": "SSH",
@@ -84,6 +85,7 @@ SHARED_NAMES = {
 }
 # JSON is read or written here; what comes out goes into a type before it leaves the room.
 READS_JSON = (
+    "shared/protocol/message.py", "controller/config/schema.py",
     "shared/protocol/files.py", "shared/protocol/manifest.py", "controller/run/event_log.py", "controller/run/fingerprint.py",
     "controller/remote/poll_reply.py", "controller/run/process_owner.py", "controller/run/store.py", "controller/planning/model/architecture.py",
     "controller/planning/render/time_table.py",

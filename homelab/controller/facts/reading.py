@@ -18,7 +18,7 @@ from pydantic_core import CoreSchema, SchemaValidator, core_schema
 
 from homelab.controller.base.sanitize import plain, plain_lines
 from homelab.controller.facts import base
-from homelab.shared.protocol import limits
+from homelab.shared.protocol import marks
 from homelab.shared.protocol.message import REQUIRED, Message, as_json, defaults
 
 M = TypeVar("M", bound=Message)
@@ -31,13 +31,13 @@ _PLAIN_TYPES: dict[Any, Callable[[], CoreSchema]] = {
 }
 # Mark -> pydantic's word for it, by the kind of the schema that takes it.
 _BOUNDS = {
-    limits.AtLeast: "ge",
-    limits.Above: "gt",
-    limits.AtMost: "le",
-    limits.Below: "lt",
-    limits.Longest: "max_length",
-    limits.Shortest: "min_length",
-    limits.Matches: "pattern",
+    marks.AtLeast: "ge",
+    marks.Above: "gt",
+    marks.AtMost: "le",
+    marks.Below: "lt",
+    marks.Longest: "max_length",
+    marks.Shortest: "min_length",
+    marks.Matches: "pattern",
 }
 _TAKEN = {
     "int": {"ge", "gt", "le", "lt"},
@@ -130,11 +130,11 @@ def _with_default(schema: CoreSchema, default: Any) -> CoreSchema:
     return core_schema.with_default_schema(schema, default=default)
 
 
-def _marked(schema: CoreSchema, mark: limits.Mark) -> CoreSchema:
+def _marked(schema: CoreSchema, mark: marks.Mark) -> CoreSchema:
     """The schema with one mark more."""
-    if isinstance(mark, limits.Rule) and mark != limits.FINITE:
+    if isinstance(mark, marks.Rule) and mark != marks.FINITE:
         return _RULES[mark](schema)
-    word, value = ("allow_inf_nan", False) if mark == limits.FINITE else (_BOUNDS[type(mark)], mark.value)
+    word, value = ("allow_inf_nan", False) if mark == marks.FINITE else (_BOUNDS[type(mark)], mark.value)
     if word not in _TAKEN.get(schema["type"], ()):
         raise TypeError(f"{type(mark).__name__} is no limit of a {schema['type']}")
     return {**schema, word: value}
@@ -172,19 +172,19 @@ def _few_lines(run: Any) -> Any:
     ranks = run.get("ranks") if isinstance(run, dict) else None
     entries = [rank for rank in ranks.values() if isinstance(rank, dict)] if isinstance(ranks, dict) else []
     lines = sum(len(part) for rank in entries for part in (rank.get("metrics"), rank.get("before")) if isinstance(part, list))
-    if len(entries) > limits.MOST_RANKS or lines > limits.MOST_LINES:
+    if len(entries) > marks.MOST_RANKS or lines > marks.MOST_LINES:
         raise ValueError(f"it has {len(entries)} ranks with {lines} lines of metrics")
     return run
 
 
-_RULES: dict[limits.Mark, Callable[[CoreSchema], CoreSchema]] = {
-    limits.FINITE_OR_NONE: _after(lambda value: value if value is not None and math.isfinite(value) else None),
-    limits.PLAIN: _after(plain),
-    limits.PLAIN_LINES: _after(plain_lines),
-    limits.OR_NONE: _else(None),
-    limits.OR_EMPTY: _else(""),
-    limits.READABLE: _readable,
-    limits.FEW_LINES: _before(_few_lines),
-    limits.ADDRESS: _after(base.address),
-    limits.PROCESS: _after(lambda pid: pid if pid is None or pid > 0 else None),
+_RULES: dict[marks.Mark, Callable[[CoreSchema], CoreSchema]] = {
+    marks.FINITE_OR_NONE: _after(lambda value: value if value is not None and math.isfinite(value) else None),
+    marks.PLAIN: _after(plain),
+    marks.PLAIN_LINES: _after(plain_lines),
+    marks.OR_NONE: _else(None),
+    marks.OR_EMPTY: _else(""),
+    marks.READABLE: _readable,
+    marks.FEW_LINES: _before(_few_lines),
+    marks.ADDRESS: _after(base.address),
+    marks.PROCESS: _after(lambda pid: pid if pid is None or pid > 0 else None),
 }

@@ -30,7 +30,7 @@ from homelab.controller.remote.bounds import (
 from homelab.controller.remote.dial_answers import Dial as Dial
 from homelab.controller.remote.dial_answers import Dials as Dials
 from homelab.controller.remote.poll_reply import Line
-from homelab.shared.protocol.limits import MOST_RANKS
+from homelab.shared.protocol.marks import MOST_RANKS
 from homelab.shared.protocol.message import REQUIRED, Message, as_json, defaults
 from homelab.shared.protocol.owner_messages import Claimed
 from homelab.shared.protocol.result_messages import ResultFiles, Results, RunFolders, SavedFiles

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, ValidationError, ValidatorFunctionWr
 from homelab.controller.base.models import WireModel
 from homelab.controller.base.sanitize import plain
 from homelab.controller.facts.reading import read
-from homelab.shared.protocol.limits import LATEST
+from homelab.shared.protocol.marks import LATEST
 from homelab.shared.protocol.run_messages import Reply
 
 

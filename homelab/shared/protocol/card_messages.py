@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from homelab.shared.protocol.limits import Longest, Pid, Run
+from homelab.shared.protocol.marks import Longest, Pid, Run
 from homelab.shared.protocol.message import Message
 
 

@@ -1,7 +1,7 @@
 """The base of every message between node and controller: a frozen value with declared fields, like a dataclass.
 
 It is none of `dataclasses`: making one of those costs a millisecond, and a node answers a question in 30. A class costs microseconds here.
-The types of the fields, with their limits (`homelab.shared.protocol.limits`), are read by the controller alone: the node builds, the controller
+The types of the fields, with their limits (`homelab.shared.protocol.marks`), are read by the controller alone: the node builds, the controller
 validates (`homelab.controller.facts.reading`).
 """
 
@@ -29,7 +29,7 @@ class Message:
     """Fields are annotations; a default is the value beside one. Names that begin with an underscore are no fields."""
 
     MARKS: ClassVar[tuple[Any, ...]] = ()
-    """Marks (`homelab.shared.protocol.limits`) of the message as a whole."""
+    """Marks (`homelab.shared.protocol.marks`) of the message as a whole."""
     _defaults: ClassVar[dict[str, Any]] = {}
 
     def __init_subclass__(cls) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from homelab.shared.protocol.limits import OR_NONE, READABLE, Count, Line, LineOrEmpty, Lines, Moment, Number, Tail
+from homelab.shared.protocol.marks import OR_NONE, READABLE, Count, Line, LineOrEmpty, Lines, Moment, Number, Tail
 from homelab.shared.protocol.message import Message
 
 DEAD = frozenset(("", "Z", "X"))

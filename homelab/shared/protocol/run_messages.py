@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Optional
 
 from homelab.shared.protocol.card_messages import GpuFacts
-from homelab.shared.protocol.limits import (
+from homelab.shared.protocol.marks import (
     FEW_LINES,
     LATEST,
     MOST_ATTEMPTS,

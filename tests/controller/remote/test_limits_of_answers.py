@@ -23,7 +23,7 @@ from homelab.controller.remote.session import Completed
 from homelab.controller.run import signals
 from homelab.node.setup import pieces
 from homelab.node.storage import transfer
-from homelab.shared.protocol import limits
+from homelab.shared.protocol import marks
 from homelab.shared.protocol.message import Message
 from tests import builders
 
@@ -110,8 +110,8 @@ def _endless_fields(kind: type[Message]) -> Iterator[str]:
         for inner, marks in _parts_of(hint):
             if isinstance(inner, type) and issubclass(inner, Message):
                 yield from _endless_fields(inner)
-            is_open = (get_origin(inner) is dict and inner != limits.Json) or (get_origin(inner) is tuple and get_args(inner)[1:] == (...,))
-            if is_open and name not in ("MARKS", "_defaults") and not any(isinstance(mark, limits.Longest) for mark in marks):
+            is_open = (get_origin(inner) is dict and inner != marks.Json) or (get_origin(inner) is tuple and get_args(inner)[1:] == (...,))
+            if is_open and name not in ("MARKS", "_defaults") and not any(isinstance(mark, marks.Longest) for mark in marks):
                 yield f"{kind.__name__}.{name}"
 
 
@@ -125,7 +125,7 @@ def _parts_of(hint: Any, marks: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tup
 
 
 class Open(Message):
-    good: Annotated[tuple[int, ...], limits.Longest(3)]
+    good: Annotated[tuple[int, ...], marks.Longest(3)]
     bad: dict[str, tuple[int, ...]]
 
 
