@@ -22,6 +22,7 @@ HOSTS = {
     "registry.npmjs.org": "the library of llama.cpp, by its digest: `homelab gguf`",
     "github.com": "named in hints for a person, and where uv fetches a standalone Python for `homelab setup`",
     "ui.perfetto.dev": "named for a person who looks at a trace",
+    "json-schema.org": "the name of JSON Schema's own schema",
     "www.w3.org": "the name of SVG's namespace",
 }
 
@@ -36,7 +37,7 @@ ALLOWED = {
     ("download.py", "http.client"): "a node fetches the wheels of setup's lock",
     ("download.py", "urllib.request"): "a node fetches the wheels of setup's lock",
     ("llama_cpp.py", "urllib.request"): "`homelab gguf` fetches the converter and the library",
-    ("wheel_size.py", "urllib.request"): "`homelab setup` asks how large the wheels are that it fetches",
+    ("wheelhouse.py", "urllib.request"): "`homelab setup` asks how large the wheels are that it fetches",
     ("hub.py", "huggingface_hub"): "`homelab push`",
     ("model_source.py", "huggingface_hub"): "`homelab setup --recipe` fetches the recipe's model",
     ("hub_config.py", "huggingface_hub"): "the config.json of a recipe's model, for a plan",

@@ -14,6 +14,7 @@ from homelab.controller.features.recover.resume import left_out_events
 from homelab.controller.features.status.failure import since
 from homelab.controller.planning.types import Plan, RankTime, TimeEstimate
 from homelab.controller.remote.poll_reply import parse_replies
+from homelab.controller.run import events
 from homelab.shared.protocol.rank_messages import Metric
 from tests.controller.dashboard import sample
 
@@ -96,8 +97,9 @@ def test_who_is_left_out_is_a_row_and_no_rank_is_missed() -> None:
 def test_who_is_left_out_and_why_is_told_of_a_recovery() -> None:
     (left_out,) = left_out_events(2, ["tower", "attic"], {"attic": f"{WHY}\n", "new": "--nodes does not name it"})
     assert left_out.sentence == f"attic is left out of attempt 2: {WHY}"
-    events = [{"time": 1.0, "what": "failed: x"}, {"time": 2.0, "what": "attempt 2 goes on after step 4"}, {"time": 2.0, **left_out.line()}]
-    assert [row.text for row in since(events, 1)][-1] == left_out.sentence
+    resumed = events.resumed(2, 4, is_program=False)
+    lines = [{"time": at, **told.line()} for at, told in ((1.0, events.state("failed", 1, "x")), (2.0, resumed), (2.0, left_out))]
+    assert [row.text for row in since(lines, 1)][-1] == left_out.sentence
 
 
 def metric(step: int, tokens: int | None, step_s: float | None, rate: float | None, rank: int = 0) -> Metric:

@@ -107,19 +107,19 @@ def test_a_number_that_no_machine_counts_is_none(digits: int) -> None:
 
 def _endless_fields(kind: type[Message]) -> Iterator[str]:
     for name, hint in get_type_hints(kind, include_extras=True).items():
-        for inner, marks in _parts_of(hint):
+        for inner, found in _parts_of(hint):
             if isinstance(inner, type) and issubclass(inner, Message):
                 yield from _endless_fields(inner)
             is_open = (get_origin(inner) is dict and inner != marks.Json) or (get_origin(inner) is tuple and get_args(inner)[1:] == (...,))
-            if is_open and name not in ("MARKS", "_defaults") and not any(isinstance(mark, marks.Longest) for mark in marks):
+            if is_open and name not in ("MARKS", "_defaults") and not any(isinstance(mark, marks.Longest) for mark in found):
                 yield f"{kind.__name__}.{name}"
 
 
-def _parts_of(hint: Any, marks: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+def _parts_of(hint: Any, found: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
     if get_origin(hint) is Annotated:
         yield from _parts_of(get_args(hint)[0], get_args(hint)[1:])
     else:
-        yield hint, marks
+        yield hint, found
         for part in get_args(hint):
             yield from _parts_of(part)
 

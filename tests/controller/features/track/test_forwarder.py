@@ -73,7 +73,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTracker:
 @pytest.fixture
 def paths(tmp_path: Path) -> RunPaths:
     paths = metric_lines.run_in(tmp_path)
-    shutil.copy(RUNS / "2026-11-23-0159-demo" / "run.json", paths.run_json)
+    shutil.copy(RUNS / "2026-11-26-0158-demo" / "run.json", paths.run_json)
     return paths
 
 

@@ -17,7 +17,7 @@ from homelab.controller.base import package
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.features.track.tensorboard_server import TensorBoardServer
 
-RUN = "2026-11-23-0159-demo"
+RUN = "2026-11-26-0158-demo"
 RUNS = Path(__file__).parents[3] / "fixtures" / "older_runs" / "controller"
 
 
