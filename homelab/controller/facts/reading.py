@@ -18,6 +18,7 @@ from pydantic_core import CoreSchema, SchemaValidator, core_schema
 
 from homelab.controller.base.sanitize import plain, plain_lines
 from homelab.controller.facts import base
+from homelab.shared.markers import Mark
 from homelab.shared.protocol import marks
 from homelab.shared.protocol.message import REQUIRED, Message, as_json, defaults
 
@@ -28,23 +29,6 @@ _PLAIN_TYPES: dict[Any, Callable[[], CoreSchema]] = {
     int: core_schema.int_schema,
     float: core_schema.float_schema,
     bool: core_schema.bool_schema,
-}
-# Mark -> pydantic's word for it, by the kind of the schema that takes it.
-_BOUNDS = {
-    marks.AtLeast: "ge",
-    marks.Above: "gt",
-    marks.AtMost: "le",
-    marks.Below: "lt",
-    marks.Longest: "max_length",
-    marks.Shortest: "min_length",
-    marks.Matches: "pattern",
-}
-_TAKEN = {
-    "int": {"ge", "gt", "le", "lt"},
-    "float": {"ge", "gt", "le", "lt", "allow_inf_nan"},
-    "str": {"max_length", "min_length", "pattern"},
-    "tuple": {"max_length", "min_length"},
-    "dict": {"max_length", "min_length"},
 }
 
 
@@ -130,12 +114,12 @@ def _with_default(schema: CoreSchema, default: Any) -> CoreSchema:
     return core_schema.with_default_schema(schema, default=default)
 
 
-def _marked(schema: CoreSchema, mark: marks.Mark) -> CoreSchema:
+def _marked(schema: CoreSchema, mark: Mark) -> CoreSchema:
     """The schema with one mark more."""
     if isinstance(mark, marks.Rule) and mark != marks.FINITE:
         return _RULES[mark](schema)
-    word, value = ("allow_inf_nan", False) if mark == marks.FINITE else (_BOUNDS[type(mark)], mark.value)
-    if word not in _TAKEN.get(schema["type"], ()):
+    word, value, kinds = ("allow_inf_nan", False, ("float",)) if mark == marks.FINITE else (mark.constraint, mark.value, mark.kinds)
+    if schema["type"] not in kinds:
         raise TypeError(f"{type(mark).__name__} is no limit of a {schema['type']}")
     return {**schema, word: value}
 
@@ -177,7 +161,7 @@ def _few_lines(run: Any) -> Any:
     return run
 
 
-_RULES: dict[marks.Mark, Callable[[CoreSchema], CoreSchema]] = {
+_RULES: dict[Mark, Callable[[CoreSchema], CoreSchema]] = {
     marks.FINITE_OR_NONE: _after(lambda value: value if value is not None and math.isfinite(value) else None),
     marks.PLAIN: _after(plain),
     marks.PLAIN_LINES: _after(plain_lines),

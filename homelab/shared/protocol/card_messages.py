@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from homelab.shared.protocol.marks import Longest, Pid, Run
+from homelab.shared.markers import Longest
+from homelab.shared.protocol.marks import Pid, Run
 from homelab.shared.protocol.message import Message
 
 

@@ -7,48 +7,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Optional
 
+from homelab.shared.markers import AtLeast, AtMost, Below, Longest, Mark, Matches
 from homelab.shared.protocol.layout import USABLE_NAME
-
-
-class Mark:
-    """One mark. Two with one value are the same."""
-
-    def __init__(self, value: Any = None) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.__dict__ == other.__dict__
-
-    def __hash__(self) -> int:
-        return hash((type(self), self.value))
-
-
-class AtLeast(Mark):
-    """A number, this or more."""
-
-
-class Above(Mark):
-    """A number, more than this."""
-
-
-class AtMost(Mark):
-    """A number, this or less."""
-
-
-class Below(Mark):
-    """A number, less than this."""
-
-
-class Longest(Mark):
-    """A text, list or object of at most so many letters or entries."""
-
-
-class Shortest(Mark):
-    """A list of at least so many entries."""
-
-
-class Matches(Mark):
-    """A text that this regular expression matches."""
 
 
 class Rule(Mark):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from homelab.shared.protocol.marks import OR_NONE, PLAIN, Attempt, Duration, Json, Longest, RunName, Seconds
+from homelab.shared.markers import Longest
+from homelab.shared.protocol.marks import OR_NONE, PLAIN, Attempt, Duration, Json, RunName, Seconds
 from homelab.shared.protocol.message import Message
 
 Name = Annotated[str, Longest(400), PLAIN]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from homelab.shared.markers import Longest, Matches, Shortest
 from homelab.shared.protocol import result_files
-from homelab.shared.protocol.marks import MOST_RUNS, Count, FileName, Line, Longest, Matches, Path, RunName, Shortest, Step, Steps
+from homelab.shared.protocol.marks import MOST_RUNS, Count, FileName, Line, Path, RunName, Step, Steps
 from homelab.shared.protocol.message import Message
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Optional
 
+from homelab.shared.markers import Below, Longest, Matches
 from homelab.shared.protocol.card_messages import GpuFacts
 from homelab.shared.protocol.marks import (
     FEW_LINES,
@@ -14,15 +15,12 @@ from homelab.shared.protocol.marks import (
     MOST_RUNS,
     OR_NONE,
     Attempt,
-    Below,
     Count,
     CountOrNone,
     Duration,
     Line,
     LineOrEmpty,
     Lines,
-    Longest,
-    Matches,
     Moment,
     MomentOrNone,
     Number,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from homelab.shared.protocol.marks import ADDRESS, Count, Longest, Matches, Path, PortNumber
+from homelab.shared.markers import Longest, Matches
+from homelab.shared.protocol.marks import ADDRESS, Count, Path, PortNumber
 from homelab.shared.protocol.message import Message
 
 Texts = Annotated[tuple[Path, ...], Longest(10_000)]

@@ -23,6 +23,7 @@ from homelab.controller.remote.session import Completed
 from homelab.controller.run import signals
 from homelab.node.setup import pieces
 from homelab.node.storage import transfer
+from homelab.shared import markers
 from homelab.shared.protocol import marks
 from homelab.shared.protocol.message import Message
 from tests import builders
@@ -111,7 +112,7 @@ def _endless_fields(kind: type[Message]) -> Iterator[str]:
             if isinstance(inner, type) and issubclass(inner, Message):
                 yield from _endless_fields(inner)
             is_open = (get_origin(inner) is dict and inner != marks.Json) or (get_origin(inner) is tuple and get_args(inner)[1:] == (...,))
-            if is_open and name not in ("MARKS", "_defaults") and not any(isinstance(mark, marks.Longest) for mark in found):
+            if is_open and name not in ("MARKS", "_defaults") and not any(isinstance(mark, markers.Longest) for mark in found):
                 yield f"{kind.__name__}.{name}"
 
 
@@ -125,7 +126,7 @@ def _parts_of(hint: Any, found: tuple[Any, ...] = ()) -> Iterator[tuple[Any, tup
 
 
 class Open(Message):
-    good: Annotated[tuple[int, ...], marks.Longest(3)]
+    good: Annotated[tuple[int, ...], markers.Longest(3)]
     bad: dict[str, tuple[int, ...]]
 
 

@@ -18,6 +18,7 @@ import homelab.controller
 from homelab.controller.base.models import WireModel
 from homelab.controller.facts.reading import read
 from homelab.controller.remote.answers import SHAPES
+from homelab.shared import markers
 from homelab.shared.protocol import marks
 from homelab.shared.protocol.message import Message, as_json, defaults, fields
 from homelab.shared.protocol.run_messages import Exit, Reply, RunReply, StatusLine
@@ -29,7 +30,7 @@ OF_THE_NODE = {"step_still_s"}  # the node itself decides by it (`homelab.node.r
 class Sample(Message):
     needed: int
     table: dict[str, int] = {}
-    text: Annotated[str, marks.Longest(5), marks.PLAIN] = ""
+    text: Annotated[str, markers.Longest(5), marks.PLAIN] = ""
     only_of_this_test: Exit | None = None
 
 
@@ -70,7 +71,7 @@ def test_a_changed_type_is_seen(said: Any) -> None:
 
 
 class Unbounded(Message):
-    number: Annotated[int, marks.Longest(3)]
+    number: Annotated[int, markers.Longest(3)]
 
 
 def test_a_limit_that_a_type_cannot_have_is_refused() -> None:
