@@ -69,7 +69,7 @@ def _command(arguments: list[str]) -> int:
         return errors.EXIT_INPUT
     except typer.Abort:
         raise KeyboardInterrupt from None
-    except Exception as error:  # the last line of defence: our own mistake, kept whole for a report
+    except Exception as error:  # noqa: BLE001 - the last line of defence: our own mistake, kept whole for a report
         if isinstance(error, OSError) and (refused := streams.refusal(sys.stdout, "\n")):
             if not isinstance(refused, BrokenPipeError):
                 _show_unwritable(refused)

@@ -120,7 +120,7 @@ def answer(verb: str) -> int:
         return 0
     except (ValueError, KeyError, OSError) as error:
         _print({"error": refusal_of(error)})
-    except Exception as error:  # our mistake: the controller shows it as an internal error, with this text
+    except Exception as error:  # noqa: BLE001 - our mistake: the controller shows it as an internal error, with this text
         text = f"{type(error).__name__}: {error}"
         _print({"error": {"message": text, "kind": "internal", "trace": traceback.format_exc(), "where": None, "hint": None}})
     return 1

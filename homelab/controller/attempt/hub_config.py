@@ -70,7 +70,7 @@ def _asked(model: Model) -> FetchedConfig:
         )
     except (errors.RepositoryNotFoundError, errors.HFValidationError):
         return _without(model, "the hub knows no model of that name, or shows it to its owner alone")
-    except Exception as error:  # of the hub's library, or of what it speaks HTTP with: a plan does without
+    except Exception as error:  # noqa: BLE001 - of the hub's library, or of what it speaks HTTP with: a plan does without
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         return _without(model, (lines or [type(error).__name__])[0][:200])
     return FetchedConfig(config) if isinstance(config, dict) else _without(model, "it holds no JSON object")

@@ -108,7 +108,7 @@ def _judge_subject(subject: Subject, evidence: Evidence, skip: Collection[str]) 
 def _summary(subject: Subject, evidence: Evidence, name: str) -> Finding:
     try:
         text = subject.summary(evidence, evidence.cluster.node(name), evidence.facts[name])
-    except Exception as error:  # a summary is not worth a traceback either
+    except Exception as error:  # noqa: BLE001 - a summary is not worth a traceback either
         text = f"not known ({type(error).__name__}: {error})"
     return Finding(subject.id, name, "ok", text)
 
@@ -120,7 +120,7 @@ def judge_one(check: Check, evidence: Evidence) -> list[Finding]:
         for finding in check.judge(evidence):
             assert finding.level != "ok" and finding.hint, finding
             findings.append(finding)
-    except Exception as error:  # a fault of ours must not hide what the other checks have found
+    except Exception as error:  # noqa: BLE001 - a fault of ours must not hide what the other checks have found
         message = f"this check broke: {type(error).__name__}: {error}"
         hint = Hint("{}; please report it with: {}", homelab(f"preflight --skip {check.id}"), homelab("preflight --json"))
         findings.append(Finding(check.id, "", "fail", message, hint))

@@ -63,7 +63,7 @@ class Looks:
                 if self._newest.is_over:
                     return
                 self._is_over.wait(self._watched.refresh_s)
-        except BaseException as error:  # it belongs to who draws: `newest` raises it
+        except BaseException as error:  # noqa: BLE001 - it belongs to who draws: `newest` raises it
             self._error = error
             self._on_news()
 

@@ -113,7 +113,7 @@ def _slowly(name: str) -> str | None:
 
     try:
         return metadata.version(name)
-    except Exception:
+    except Exception:  # noqa: BLE001 - a file of another package: not known
         return None
 
 

@@ -56,7 +56,7 @@ class Background:
         before = time.perf_counter()
         try:
             work()
-        except BaseException as error:  # raised by the next `wait` or `check`
+        except BaseException as error:  # noqa: BLE001 - raised by the next `wait` or `check`
             self._error = error
         else:
             self.took_s = time.perf_counter() - before

@@ -111,7 +111,7 @@ class _Tries:
     def __call__(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str | None:
         try:
             return self._render(messages, options)
-        except Exception:  # templates raise what they like
+        except Exception:  # noqa: BLE001 - templates raise what they like
             return None
 
     def shows(self, messages: Sequence[Message], options: Mapping[str, Any], *words: str) -> bool:

@@ -127,7 +127,7 @@ def can_untie(model: Any) -> bool:
             tied = kind._from_config(copy.deepcopy(config))
             mark_untied(config)
             untied = kind._from_config(config)
-    except Exception:  # a class may refuse it in any way
+    except Exception:  # noqa: BLE001 - a class may refuse it in any way
         return False
     pairs = {tuple(names) for names in _ties(tied) if weight_of(tied.get_input_embeddings()) is tied.get_parameter(names[0])}
     return weight_of(untied.get_output_embeddings()) is not weight_of(untied.get_input_embeddings()) and _ties(tied) - pairs == _ties(

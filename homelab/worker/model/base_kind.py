@@ -136,12 +136,12 @@ def config_of(path: str, revision: str | None) -> Any:
         refuse_folder(Path(path))
     try:
         said, _ = PreTrainedConfig.get_config_dict(path, revision=revision)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - transformers raises many kinds; `_again` sorts them
         _again(error, path)
     refuse_config(said, f"config.json of {path}")
     try:
         config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - transformers raises many kinds; `_again` sorts them
         _again(error, path)
     refuse_kind(config)
     return config

@@ -139,7 +139,7 @@ def unreached(model: Any) -> frozenset[str] | None:
     try:
         with torch.enable_grad():
             root = model(input_ids=tokens, use_cache=False).logits.grad_fn
-    except Exception:
+    except Exception:  # noqa: BLE001 - the model's own code
         # The model's own code: it looks at numbers that are not there on the meta device, or at a shape that PEFT has changed.
         return None
     finally:
@@ -196,7 +196,7 @@ def draws(model: Any) -> bool | None:
         model.train()
         try:
             model(input_ids=tokens, use_cache=False)
-        except Exception:  # the model's own code, as above
+        except Exception:  # noqa: BLE001 - the model's own code, as above
             return None
         finally:
             model.train(was_training)

@@ -72,7 +72,7 @@ def load(folder: Path, make: Callable[[], Any], note: Callable[[str], None]) -> 
             setattr(module.weight.quant_state, weight_digests.SOURCE, made["sources"][name])
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # a damaged file can raise any error in its readers
+    except Exception as error:  # noqa: BLE001 - a damaged file can raise any error in its readers
         note(
             f"the quantised base in {folder} is damaged and is made again: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
         )

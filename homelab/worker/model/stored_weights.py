@@ -62,7 +62,7 @@ def _cannot_load(stored: Stored) -> str:
         AUTO_QUANTIZER_MAPPING[stored.method](settings, pre_quantized=True).validate_environment(device_map=None)
     except ImportError as error:
         return str(error).splitlines()[0][:200]
-    except Exception:  # settings without a default, or no card: nothing about packages
+    except Exception:  # noqa: BLE001 - settings without a default, or no card: nothing about packages
         return ""
     return ""
 

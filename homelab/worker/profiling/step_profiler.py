@@ -201,7 +201,7 @@ class StepProfiler:
         """Whatever fails here ends the profile and not the training."""
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a profile that fails ends no training
             words = error.strerror or str(error) if isinstance(error, OSError) else first_words(error)
             with contextlib.suppress(Exception):
                 self._stop()

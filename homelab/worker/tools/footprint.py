@@ -92,7 +92,7 @@ def answer_bytes(
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         cache = 2 * layers * heads * width * tokens * dtype.itemsize
-    except Exception:  # an unknown kind of model: transformers reports the error when it loads the weights
+    except Exception:  # noqa: BLE001 - an unknown kind of model: transformers reports the error when it loads the weights
         return None
     largest = max((parameter.numel() for parameter in model.parameters()), default=0) * dtype.itemsize
     return int(_GAPS * (weight_bytes(model, quantisation) + cache + added_bytes + 2 * largest))

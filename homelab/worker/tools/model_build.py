@@ -176,7 +176,7 @@ def _tokens(path: str, revision: str | None, ids: int | None) -> dict[str, Any]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
         known = tokenizer.get_vocab()
-    except Exception:
+    except Exception:  # noqa: BLE001 - a tokenizer of any kind: nothing is known of it
         return {}
     beyond = sorted((number, text) for text, number in known.items() if ids is not None and number >= ids)
     return {"largest_id": max(known.values(), default=0), "beyond": {str(number): text[:60] for number, text in beyond[:3]}}
@@ -188,7 +188,7 @@ def _of_tokenizer(path: str, revision: str | None) -> Iterator[dict[str, str]]:
 
     try:
         AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - transformers raises many kinds; `load_error` sorts them
         known = base_kind.load_error(error, path, "tokenizer")
         if isinstance(known, WorkerError):
             yield {"topic": "tokenizer", "level": "fail", **_plain(known)}

@@ -30,7 +30,7 @@ def chat_form(render: Render, beginning: str) -> ChatForm | None:
     turns = [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 2 + ("user",), _TEXTS, strict=True)]
     try:
         one, two, three = render(turns[:1]), render(turns[:3]), render(turns)
-    except Exception:  # templates raise what they like
+    except Exception:  # noqa: BLE001 - templates raise what they like
         return None
     head, _, to_answer = one.partition(_TEXTS[0])
     before_answer, _, to_question = (

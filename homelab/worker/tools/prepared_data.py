@@ -20,7 +20,7 @@ def main() -> int:
         disable_progress_bars()
         builder = load_dataset_builder(question["path"], question["config"], revision=question["revision"], token=question["token"] or None)
         builder.download_and_prepare()
-    except Exception as error:  # the library raises a dozen kinds
+    except Exception as error:  # noqa: BLE001 - the library raises a dozen kinds
         print((str(error).splitlines() or [type(error).__name__])[0], file=sys.stderr)
         return 1
     print(json.dumps({"folder": str(builder.cache_dir), "cache": str(config.HF_DATASETS_CACHE)}))

@@ -55,7 +55,7 @@ def watched(work: Callable[[StateFile], None]) -> int:
         state(error=error.text[:4000])
         print(error.text, file=sys.stderr)
         return 1
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - every error of a rank is its state
         state(error=f"{type(error).__name__}: {str(error).strip()}"[:2000])
         traceback.print_exc()
         return 1

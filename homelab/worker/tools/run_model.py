@@ -87,7 +87,7 @@ def answered(work: Callable[[], dict[str, Any]]) -> int:
     except WorkerError as error:
         print(error.text, file=sys.stderr)
         return error.exit_code
-    except Exception as error:  # of a library: where it came from is all that a person can look at
+    except Exception as error:  # noqa: BLE001 - of a library: where it came from is all that a person can look at
         fault = _unexpected(error)
         print(fault.text, file=sys.stderr)
         return fault.exit_code

@@ -47,7 +47,7 @@ def main() -> int:
         recorder.error({**error.as_dict(), **({"needs_launch": True} if error.needs_launch else {})})
         print(error.text, file=sys.stderr, flush=True)
         return error.exit_code
-    except Exception as error:  # not a mistake of the user: a lost peer, no memory left, or an error of homelab
+    except Exception as error:  # noqa: BLE001 - not a mistake of the user: a lost peer, no memory left, or an error of homelab
         where = f"step {recorder.step + 1}, rank {task.rank} on {task.node}"
         recorder.error({"message": first_words(error), "where": where, "hint": ""})
         traceback.print_exc()

@@ -76,4 +76,5 @@ def _before_turing(node: Node, facts: Facts) -> str:
 
 
 def in_wsl(facts: Facts) -> bool:
+    """Whether the node is a Linux in Windows."""
     return facts.network.wsl is not None

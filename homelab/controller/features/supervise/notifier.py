@@ -50,7 +50,7 @@ class Notifier:
                 )
             if self._notify.apprise:
                 problems.append(by_apprise(self._notify.apprise, title, text))
-        except Exception as error:  # a plugin's own mistake is told as every other refusal
+        except Exception as error:  # noqa: BLE001 - a plugin's own mistake is told as every other refusal
             problems.append(f"[notify] failed: {redact.text(plain_lines(f'{type(error).__name__}: {error}'))[:300]}")
         for problem in problems:
             if problem and problem not in self._told:

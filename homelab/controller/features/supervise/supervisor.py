@@ -225,7 +225,7 @@ class Supervisor:
         try:
             with Fleet(self._run.cluster) as fleet:
                 monitor.Watcher(fleet, self._paths).look()
-        except Exception as error:  # a fault in what people are shown does not end the supervision
+        except Exception as error:  # noqa: BLE001 - a fault in what people are shown does not end the supervision
             self._say(f"looking failed: {error}")
 
     def _write(self, doing: str, why: str) -> None:

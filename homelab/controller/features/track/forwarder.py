@@ -105,7 +105,7 @@ class Forwarder:
                 self._close()
         except HomelabError as error:  # the package is not there, or the disk refuses: trying again changes nothing
             self.problem, self.has_given_up = error, True
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a tracker library raises what it likes
             self._fail(error, is_patient=is_patient, now_s=now_s)
         else:
             self._failures, self.problem = 0, None
@@ -115,7 +115,7 @@ class Forwarder:
         """Let the tracker finish what it still holds."""
         try:
             self._close()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a tracker library raises what it likes
             self.problem = self.problem or self._problem(error)
             self._write()
 

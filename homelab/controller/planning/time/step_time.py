@@ -262,6 +262,7 @@ def save_s_of(job: TrainingJob, gathers_s: float) -> float:
 
 
 def evaluate_s_of(job: TrainingJob, rate: float) -> float:
+    """Seconds of one evaluation: measured by an earlier run, or the forward passes of the held-out rows at `rate` tokens/s."""
     measured = [profile.evaluate_s for profile in job.workload.speeds.files.values() if profile.evaluate_s is not None]
     if measured:
         return max(measured)

@@ -112,4 +112,5 @@ def _keep_gradients(wrapped: Any) -> None:
 
 
 def make(task: Task, steps: int) -> Strategy:
+    """The strategy of a task; `steps` that the run has."""
     return Replicas(task, steps)

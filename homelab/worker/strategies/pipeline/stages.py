@@ -174,4 +174,5 @@ class Stages(Strategy):
 
 
 def make(task: Task, steps: int) -> Strategy:
+    """The strategy of a task; a pipeline needs no number of steps."""
     return Stages(task)

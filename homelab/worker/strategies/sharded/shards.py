@@ -162,4 +162,5 @@ class Shards(Strategy):
 
 
 def make(task: Task, steps: int) -> Strategy:
+    """The strategy of a task; a divided model needs no number of steps."""
     return Shards(task)
