@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from homelab.shared.protocol.files import JsonObject
     from homelab.shared.protocol.machine_messages import CollectiveEnded, CollectiveLine, CollectiveLook, CollectiveRank
-    from homelab.shared.protocol.messages import Stopped
+    from homelab.shared.protocol.run_messages import Stopped
 
 _POLL_S = 0.05
 _SOCKETS_EVERY_S = 0.25
@@ -187,7 +187,7 @@ def _say(line: CollectiveLine) -> bool:
 
 def _end(request: JsonObject, child: subprocess.Popen[bytes], grace_s: float) -> list[int]:
     """End all processes of the test. Returns the pids that could not be ended."""
-    left = processes.end_run(request["name"], request["workdir"], request["node"], grace_s=grace_s)["left"]
+    left = processes.end_run(request["name"], request["workdir"], request["node"], grace_s=grace_s).left
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(1.0)
     return list(left)

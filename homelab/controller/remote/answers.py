@@ -12,84 +12,26 @@ from homelab.controller.facts.model_build import BuildAnswer
 from homelab.controller.facts.network import PacketSent
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.reading import read
-from homelab.controller.remote.bounds import (
-    MOST_ATTEMPTS,
-    MOST_FILES,
-    MOST_NODES,
-    MOST_STEPS,
-    Count,
-    FileName,
-    Log,
-    NodeName,
-    Pids,
-    Seconds,
-    Step,
-    StepName,
-    Words,
-)
+from homelab.controller.remote.bounds import Count, Log, NodeName, Pids, Seconds, Words
 from homelab.controller.remote.dial_answers import Dial as Dial
 from homelab.controller.remote.dial_answers import Dials as Dials
 from homelab.controller.remote.poll_reply import Line
+from homelab.shared.protocol.checkpoint_messages import Checkpoints, HasFile, Manifest
 from homelab.shared.protocol.marks import MOST_RANKS
 from homelab.shared.protocol.message import REQUIRED, Message, as_json, defaults
 from homelab.shared.protocol.owner_messages import Claimed
 from homelab.shared.protocol.result_messages import ResultFiles, Results, RunFolders, SavedFiles
-from homelab.shared.protocol.run_messages import Energies, Reply, Runs, SupervisorLook
+from homelab.shared.protocol.run_messages import Described, Energies, Reply, Runs, Stacks, Stopped, SupervisorLook
 from homelab.shared.protocol.setup_messages import ModelState, SetupMade, SetupReceived, SetupRemoved, SetupShared, SetupState
+from homelab.shared.protocol.supervisor_messages import SupervisorEnded, SupervisorNeeds, SupervisorReach, SupervisorStarted
 
 Tail = Annotated[tuple[Line, ...], Field(max_length=50_000)]
-
-
-class Described(WireModel):
-    """`describe`: run.json and the plans by number of attempt, None where the node has none."""
-
-    run_json: dict[str, Any] | None
-    plans: Annotated[dict[Annotated[int, Field(ge=1, lt=10**9)], dict[str, Any] | None], Field(max_length=MOST_ATTEMPTS)]
-
-
-class Stopped(WireModel):
-    """`stop`."""
-
-    asked: Count
-    killed: Count
-    left: Pids
-    as_nodes: Annotated[tuple[Annotated[Line, Field(max_length=200)], ...], Field(max_length=MOST_NODES)] = ()
-
-
-class Stacks(WireModel):
-    """`stacks`."""
-
-    ranks: Annotated[dict[Annotated[int, Field(ge=0, lt=65536)], Tail], Field(max_length=MOST_RANKS)]
-    cards: Tail = ()
-    dumps: Tail = ()
 
 
 class Port(WireModel):
     """`free-port`."""
 
     port: Annotated[int, Field(ge=1, le=65535)]
-
-
-class HasFile(WireModel):
-    """`has-file`."""
-
-    found: bool
-    differs: bool
-
-
-class Shards(WireModel):
-    """The parts of a checkpoint that a node has."""
-
-    of: Annotated[int, Field(ge=1, le=65536)]
-    held: Annotated[tuple[Annotated[int, Field(ge=0, le=65535)], ...], Field(max_length=65536)]
-
-
-class Checkpoints(WireModel):
-    """`checkpoints`. `shards`: step -> what the node has of it, where that is not all."""
-
-    good: Annotated[tuple[Step, ...], Field(max_length=MOST_STEPS)]
-    bad: Annotated[dict[StepName, Words], Field(max_length=MOST_STEPS)]
-    shards: Annotated[dict[StepName, Shards], Field(max_length=MOST_STEPS)] = {}
 
 
 class Answer(WireModel):
@@ -149,51 +91,6 @@ class CollectiveLook(WireModel):
     phase: Annotated[str, Field(max_length=100)]
     ranks: Ranks
     log: Log
-
-
-class Manifest(WireModel):
-    """`manifest`."""
-
-    recipe_hash: Annotated[str, Field(max_length=200)] | None
-    path: Annotated[str, Field(max_length=4096)]
-    files: Annotated[dict[FileName, Annotated[str, Field(max_length=100)]], Field(max_length=MOST_FILES)] = {}
-    sizes: Annotated[dict[FileName, Count], Field(max_length=MOST_FILES)] = {}
-
-
-class SupervisorNeeds(WireModel):
-    """`supervisor-needs`."""
-
-    python: Annotated[str, Field(max_length=4096)]
-    version: tuple[Count, Count, Count]
-    packages: Annotated[dict[Annotated[str, Field(max_length=100)], Annotated[str, Field(max_length=100)]], Field(max_length=1000)]
-
-
-class Barrier(WireModel):
-    """Why a node cannot be reached from another one (`homelab.controller.base.errors` has the first three fields)."""
-
-    message: Annotated[str, Field(max_length=4000)]
-    where: Annotated[str, Field(max_length=4000)]
-    hint: Annotated[str, Field(max_length=4000)]
-    is_login: bool
-
-
-class SupervisorReach(WireModel):
-    """`supervisor-reach`."""
-
-    errors: Annotated[dict[NodeName, Barrier | None], Field(max_length=MOST_NODES)]
-
-
-class SupervisorStarted(WireModel):
-    """`supervisor-start`."""
-
-    log: Annotated[str, Field(max_length=4096)]
-
-
-class SupervisorEnded(WireModel):
-    """`supervisor-end`."""
-
-    was_alive: bool
-    left: Pids
 
 
 SHAPES: dict[str, type[BaseModel] | type[Message]] = {

@@ -12,11 +12,10 @@ from homelab.node.run import attempt_records, leftovers, ownership, supervisor_h
 from homelab.node.system import boot_clock, processes, utilisation
 from homelab.shared.protocol import files, layout, manifest, message
 from homelab.shared.protocol.rank_messages import LogTail, RankReply
-from homelab.shared.protocol.run_messages import KnownRun, Reply, RunReply, Runs
+from homelab.shared.protocol.run_messages import Described, KnownRun, Reply, RunReply, Runs
 
 if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.messages import Described
 
 MOST_METRICS = 20_000  # lines in one answer, about 8 MB
 
@@ -73,8 +72,8 @@ def describe(request: JsonObject) -> Described:
     numbers = paths.attempts(folder)
     plans = {}
     for number in numbers:
-        plans[str(number)] = files.read_object(os.path.join(paths.attempt_dir(folder, number), "plan.json"))
-    return {"run_json": files.read_object(os.path.join(folder, "run.json")), "plans": plans}
+        plans[number] = files.read_object(os.path.join(paths.attempt_dir(folder, number), "plan.json"))
+    return Described(run_json=files.read_object(os.path.join(folder, "run.json")), plans=plans)
 
 
 def _run(folder: str, request: JsonObject) -> RunReply:

@@ -16,10 +16,10 @@ from homelab.node import paths
 from homelab.node.run import attempt_records
 from homelab.node.system import processes, programs
 from homelab.shared.protocol import files
+from homelab.shared.protocol.run_messages import Stacks
 
 if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.messages import Stacks
 
 _WAIT_S = 1.0
 _DUMP_WAIT_S = 3.0  # its thread looks once a second
@@ -43,7 +43,7 @@ def stacks(request: JsonObject) -> Stacks:
         beat = files.read_object(os.path.join(home, "heartbeat.json")) or {}
         # Only a worker of this run that has made the file handles the signal: it would end any other program.
         if rank["node"] == node and beat.get("pid") in pids and os.path.exists(file):
-            sizes_before[str(rank["rank"])] = (file, os.path.getsize(file))
+            sizes_before[int(rank["rank"])] = (file, os.path.getsize(file))
             try:
                 os.kill(beat["pid"], signal.SIGUSR1)
             except OSError:
@@ -57,13 +57,13 @@ def stacks(request: JsonObject) -> Stacks:
     deadline = time.monotonic() + (_DUMP_WAIT_S if pipes else 0.0)
     while time.monotonic() < deadline and len(_dumps(node_dir)) < pipes:
         time.sleep(0.05)
-    return {
-        "ranks": {
-            rank: files.tail(file, _LINES) if os.path.getsize(file) > before else [] for rank, (file, before) in sizes_before.items()
+    return Stacks(
+        ranks={
+            rank: tuple(files.tail(file, _LINES)) if os.path.getsize(file) > before else () for rank, (file, before) in sizes_before.items()
         },
-        "cards": cards,
-        "dumps": _dumps(node_dir),
-    }
+        cards=tuple(cards),
+        dumps=tuple(_dumps(node_dir)),
+    )
 
 
 def _cards() -> list[str]:

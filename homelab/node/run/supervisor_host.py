@@ -20,15 +20,15 @@ from homelab.node import paths
 from homelab.node.run import ownership
 from homelab.node.storage import transfer
 from homelab.node.system import processes, programs
-from homelab.shared.protocol import files, layout, lock
+from homelab.shared.protocol import files, layout, lock, message
 from homelab.shared.protocol.errors import Refusal
 from homelab.shared.protocol.run_messages import SupervisorLook, SupervisorReply
+from homelab.shared.protocol.supervisor_messages import SupervisorEnded, SupervisorNeeds, SupervisorReach, SupervisorStarted
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.messages import SupervisorEnded, SupervisorNeeds, SupervisorReach, SupervisorStarted
 
 _EVENTS = 50  # the newest events; a reader that asks too seldom misses older ones
 _START_S = 30.0  # imports are slow on a node that trains on all its cores
@@ -44,7 +44,7 @@ def needs(request: JsonObject) -> SupervisorNeeds:
     for name in request["packages"]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(str(name))
-    return {"python": sys.executable, "version": list(sys.version_info[:3]), "packages": versions}
+    return SupervisorNeeds(python=sys.executable, version=sys.version_info[:3], packages=versions)
 
 
 def put(request: JsonObject, stream: BinaryIO) -> JsonObject:
@@ -85,7 +85,7 @@ def reach(request: JsonObject) -> SupervisorReach:
     except subprocess.TimeoutExpired:
         raise ValueError(f"the other nodes could not be tried within {_TRY_S:.0f} s") from None
     try:
-        return {"errors": json.loads(completed.stdout.strip().splitlines()[-1])}
+        return SupervisorReach(errors=message.as_written(json.loads(completed.stdout.strip().splitlines()[-1])))
     except (ValueError, IndexError):
         last = (completed.stderr.strip().splitlines() or [f"exit code {completed.returncode}"])[-1]
         raise Refusal(f"homelab's own program does not run with this Python: {last[:500]}", where=sys.executable) from None
@@ -97,7 +97,7 @@ def start(request: JsonObject) -> SupervisorStarted:
     run_folder = os.path.join(folder, "runs", run)
     log = os.path.join(run_folder, "supervisor.log")
     if _is_held(folder, run):
-        return {"log": log}
+        return SupervisorStarted(log=log)
     _link_data(request["workdir"], run_folder)
     command = [sys.executable, "-m", "homelab", "supervise", run, "--cluster", _cluster(folder), "--runs-dir", os.path.join(folder, "runs")]
     with open(log, "ab") as out:
@@ -105,10 +105,10 @@ def start(request: JsonObject) -> SupervisorStarted:
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline and process.poll() is None:
         if _is_held(folder, run):
-            return {"log": log}
+            return SupervisorStarted(log=log)
         time.sleep(0.05)
     if process.poll() == 0:  # the run ended before the supervisor started
-        return {"log": log}
+        return SupervisorStarted(log=log)
     processes.signal_all([process.pid], signal.SIGKILL)
     raise Refusal((files.tail(log, 1) or [f"it took no lock within {_START_S:.0f} s"])[0], where=log)
 
@@ -139,11 +139,11 @@ def state(workdir: str, run: str) -> SupervisorReply | None:
 
 
 def end(request: JsonObject) -> SupervisorEnded:
-    """End it as Ctrl-C does (a start that is under way is undone), after `grace_s` by force: {"was_alive", "left": [pid, ...]}. Idempotent."""
+    """End it as Ctrl-C does (a start that is under way is undone), after `grace_s` by force. Idempotent."""
     run, folder = layout.checked(request["run"]), _folder(request)
     pids = _pids(folder)
     if not pids:
-        return {"was_alive": False, "left": []}
+        return SupervisorEnded(left=())
     processes.signal_all(pids, signal.SIGINT)
     processes.signal_all(pids, signal.SIGCONT)
     left = _wait_for(pids, float(request.get("grace_s", 20.0)))
@@ -153,7 +153,7 @@ def end(request: JsonObject) -> SupervisorEnded:
     record = files.read_object(file)
     if record is not None and record.get("doing") not in ("ended", "given up"):
         files.write_json(file, dict(record, doing="ended", why="stopped"))
-    return {"was_alive": True, "left": left}
+    return SupervisorEnded(left=tuple(left))
 
 
 def _folder(request: JsonObject) -> str:

@@ -20,11 +20,10 @@ from homelab.node.run import attempt_records, claims, energy_meter, isolation_gu
 from homelab.node.storage import program_checkpoints
 from homelab.node.system import boot_clock, processes, programs, utilisation
 from homelab.shared.protocol import files, layout, message
-from homelab.shared.protocol.run_messages import Exit
+from homelab.shared.protocol.run_messages import Exit, Stopped
 
 if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.messages import Stopped
 
 
 def start(request: JsonObject) -> JsonObject:
@@ -201,13 +200,13 @@ def _stop_everywhere(request: JsonObject) -> Stopped:
             with contextlib.suppress(OSError):
                 mark_stop(moved)
         moved_outcome = _stop(moved)
-        return {
-            "asked": outcome["asked"] + moved_outcome["asked"],
-            "killed": outcome["killed"] + moved_outcome["killed"],
-            "left": outcome["left"] + moved_outcome["left"],
+        return Stopped(
+            asked=outcome.asked + moved_outcome.asked,
+            killed=outcome.killed + moved_outcome.killed,
+            left=outcome.left + moved_outcome.left,
             # the names in this workdir count; those in the other one only where it has none
-            "as_nodes": outcome["as_nodes"] or moved_outcome["as_nodes"],
-        }
+            as_nodes=outcome.as_nodes or moved_outcome.as_nodes,
+        )
     return outcome
 
 
@@ -215,7 +214,7 @@ def _stop(request: JsonObject) -> Stopped:
     run, folder = layout.checked(request["run"]), paths.run_dir(request["workdir"], request["run"])
     node, grace_s = layout.checked(request["node"]), float(request.get("grace_s", 8.0))
     outcome = processes.end_run(run, request["workdir"], node, grace_s=grace_s, ranks=attempt_records.rank_pids(folder))
-    if outcome["asked"]:
+    if outcome.asked:
         utilisation.wait_for_cards()
     secret_files.remove(folder)
     node_dir = _unfinished(request)
@@ -227,14 +226,14 @@ def _stop(request: JsonObject) -> Stopped:
     names = [paths.names_here(folder, number) for number in paths.attempts(folder)]
     # Where nodes share a disk all their names are there, and this machine speaks for its own.
     own = {name for node_names in names for name in node_names if len(node_names) == 1 or name == request["node"]}
-    return {**outcome, "as_nodes": sorted(own)}
+    return outcome.replace(as_nodes=tuple(sorted(own)))
 
 
 def undo(request: JsonObject) -> Stopped:
     """A start that did not come to its end on all nodes: end what it has begun here, and nothing of anybody else."""
     if claims.undo(request):
         return stop({key: value for key, value in request.items() if key != "token"})
-    return {"asked": 0, "killed": 0, "left": []}
+    return Stopped(asked=0, killed=0, left=())
 
 
 def _unfinished(request: JsonObject) -> str | None:

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 from homelab.node import paths
 from homelab.node.storage import program_checkpoints
 from homelab.shared.protocol import checkpoint_holders, files, layout, manifest
+from homelab.shared.protocol.checkpoint_messages import Checkpoints, HasFile, Manifest, Shards
 from homelab.shared.protocol.digest import file_sha256
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import Any, BinaryIO
+    from typing import BinaryIO
 
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.messages import Checkpoints, HasFile, Manifest
 
 
 def has_file(request: JsonObject) -> HasFile:
-    """{"found", "differs"}: is the shipped file here with the content it was sent with, or with another one? `request`: workdir, sha256, name.
+    """Is the shipped file here with the content it was sent with, or with another one? `request`: workdir, sha256, name.
 
     The file is read to its end: an edit of the copy on one node keeps its name, and often its size.
     """
@@ -33,7 +33,7 @@ def has_file(request: JsonObject) -> HasFile:
         is_same = os.path.isfile(path) and file_sha256(path) == request["sha256"]  # a pipe would be waited for
     except OSError:  # it cannot be read, and is sent again
         is_same = False
-    return {"found": is_same, "differs": not is_same and os.path.lexists(path), "path": path}
+    return HasFile(found=is_same, differs=not is_same and os.path.lexists(path))
 
 
 def data_path(request: JsonObject) -> str:
@@ -83,7 +83,7 @@ def checkpoints(request: JsonObject) -> Checkpoints:
     folder = paths.run_dir(request["workdir"], request["run"])
     good: list[int] = []
     bad: dict[str, str] = {}
-    shards: dict[str, Any] = {}
+    shards: dict[str, Shards] = {}
     bad.update((str(step), why) for step, why in program_checkpoints.keep(folder).items())
     reads_all = request.get("layout") == checkpoint_holders.SHARDED
     for step in reversed(manifest.steps(folder)):
@@ -94,26 +94,25 @@ def checkpoints(request: JsonObject) -> Checkpoints:
             good.append(step)
             here = manifest.shards(manifest.folder_of(folder, step))
             if here is not None:
-                shards[str(step)] = here
+                shards[str(step)] = Shards(of=here["of"], held=tuple(here["held"]))
         else:
             bad[str(step)] = fault
     if good and request.get("set_aside"):
         for step in sorted(map(int, bad)):
             with contextlib.suppress(OSError):  # a bad one that cannot be moved does not hide a good one
                 manifest.set_aside(manifest.folder_of(folder, step))
-    answer: Checkpoints = {"good": good, "bad": bad, "run_known": os.path.isdir(folder)}
-    return {**answer, "shards": shards} if shards else answer
+    return Checkpoints(good=tuple(good), bad=bad, run_known=os.path.isdir(folder), shards=shards)
 
 
 def checkpoint_manifest(request: JsonObject) -> Manifest:
-    """{"recipe_hash": the fingerprint it was saved with, None without a manifest; "files": {name: sha256}, "sizes"}. `request`: workdir, run, step."""
+    """What a checkpoint says of itself. `request`: workdir, run, step."""
     folder = manifest.folder_of(paths.run_dir(request["workdir"], request["run"]), request["step"])
-    return {
-        "recipe_hash": (manifest.read(folder) or {}).get("recipe_hash"),
-        "path": folder,
-        "files": manifest.digests(folder),
-        "sizes": manifest.sizes(folder),
-    }
+    return Manifest(
+        recipe_hash=(manifest.read(folder) or {}).get("recipe_hash"),
+        path=folder,
+        files=manifest.digests(folder),
+        sizes=manifest.sizes(folder),
+    )
 
 
 def send_checkpoint(request: JsonObject, stream: BinaryIO) -> None:

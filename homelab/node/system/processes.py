@@ -12,12 +12,11 @@ import time
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
+from homelab.shared.protocol.run_messages import Stopped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
-
-    from homelab.shared.protocol.messages import Stopped
 
 
 def _environment(pid: int) -> list[bytes]:
@@ -133,7 +132,7 @@ def end_run(run: str, workdir: str, node: str, grace_s: float = 8.0, spare: Iter
     """End every process of a run: ask, wait at most `grace_s`, kill, and look again until none is left, and none holds a card any more.
 
     `ranks`: numbers of processes that were the run's, wherever they are known from; one that is ending already is waited for, too.
-    Returns {"asked": n, "killed": n, "left": [pid, ...]}; `left` is what even SIGKILL did not end within 5 s.
+    `left` of the answer is what even SIGKILL did not end within 5 s.
     """
     birth_of = {pid: born(pid) for pid in ranks if is_ending(pid)}
 
@@ -163,4 +162,4 @@ def end_run(run: str, workdir: str, node: str, grace_s: float = 8.0, spare: Iter
         signal_all(left, signal.SIGKILL)
         time.sleep(0.05)
         left = remaining()
-    return {"asked": len(signalled), "killed": len(killed), "left": left}
+    return Stopped(asked=len(signalled), killed=len(killed), left=tuple(left))

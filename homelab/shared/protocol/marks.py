@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Optional
 
-from homelab.shared.markers import AtLeast, AtMost, Below, Longest, Mark, Matches
+from homelab.shared.markers import Above, AtLeast, AtMost, Below, Longest, Mark, Matches
 from homelab.shared.protocol.layout import USABLE_NAME
 
 
@@ -52,6 +52,10 @@ LineOrEmpty = Annotated[str, OR_EMPTY, PLAIN]
 Tail = Annotated[tuple[Line, ...], Longest(50_000)]
 RunName = Annotated[str, Matches(f"^(?:{USABLE_NAME})\\z"), Longest(200)]
 FileName = Annotated[str, Longest(300)]
+NodeName = Annotated[str, Longest(200)]
+StepName = Annotated[str, Matches(r"^[0-9]{1,12}\z")]
+Words = Annotated[str, Longest(4000)]
 Path = Annotated[str, Longest(4096)]
 Pid = Annotated[Optional[int], PROCESS]
+Pids = Annotated[tuple[Annotated[int, Above(0), Below(2**31)], ...], Longest(10_000)]
 Run = Annotated[str, Matches(r"^\w"), Longest(200)]  # never an option of `homelab stop`

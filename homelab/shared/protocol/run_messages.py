@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Optional
 
-from homelab.shared.markers import Below, Longest, Matches
+from homelab.shared.markers import AtLeast, Below, Longest, Matches
 from homelab.shared.protocol.card_messages import GpuFacts
 from homelab.shared.protocol.marks import (
     FEW_LINES,
@@ -14,16 +14,19 @@ from homelab.shared.protocol.marks import (
     MOST_RANKS,
     MOST_RUNS,
     OR_NONE,
+    PLAIN,
     Attempt,
     Count,
     CountOrNone,
     Duration,
+    Json,
     Line,
     LineOrEmpty,
     Lines,
     Moment,
     MomentOrNone,
     Number,
+    Pids,
     Rank,
     RunName,
     Seconds,
@@ -142,6 +145,30 @@ class Runs(Message):
 
     runs: Annotated[tuple[KnownRun, ...], Longest(MOST_RUNS)]
     secrets_removed: Annotated[tuple[RunName, ...], Longest(MOST_RUNS)] = ()
+
+
+class Described(Message):
+    """The answer of `describe`: run.json and the plans by number of attempt, None where the node has none."""
+
+    run_json: Json | None
+    plans: Annotated[dict[Annotated[int, AtLeast(1), Below(10**9)], Json | None], Longest(MOST_ATTEMPTS)]
+
+
+class Stopped(Message):
+    """The answer of `stop`, `undo` and `collective-end`: processes that were asked to end, killed, and are still there."""
+
+    asked: Count
+    killed: Count
+    left: Pids
+    as_nodes: Annotated[tuple[Annotated[str, Longest(200), PLAIN], ...], Longest(MOST_NODES)] = ()
+
+
+class Stacks(Message):
+    """The answer of `stacks`."""
+
+    ranks: Annotated[dict[Rank, Tail], Longest(MOST_RANKS)]
+    cards: Tail = ()
+    dumps: Tail = ()
 
 
 class NodeLoad(Message):

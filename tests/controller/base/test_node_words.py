@@ -23,6 +23,7 @@ from homelab.controller.features.chat import chat, conversation
 from homelab.controller.features.results import make
 from homelab.controller.remote import answers
 from homelab.controller.remote.agent import Agent
+from homelab.shared.protocol.message import Message, defaults
 from homelab.shared.protocol.run_messages import Reply
 from tests import builders, limits
 
@@ -88,7 +89,7 @@ def test_advice_of_a_node_is_the_nodes(way: str) -> None:
     assert ours.startswith("node tower says: homelab stop run") and [command.own_name for command in cast(Any, ours).commands] == ["stop"]
 
 
-def _models(model: type[WireModel]) -> Iterator[type[WireModel]]:
+def _models(model: type[Any]) -> Iterator[type[Any]]:
     for inner in model.__subclasses__():
         yield inner
         yield from _models(inner)
@@ -107,7 +108,9 @@ def test_every_hint_of_an_answer_is_quoted_or_has_a_reason() -> None:
             )
         ):
             importlib.import_module(module.name)
-    assert {model.__name__ for model in _models(WireModel) if "hint" in model.model_fields} == set(OF_TYPES)
+    models = [model for model in _models(WireModel) if "hint" in model.model_fields]
+    messages = [kind for kind in _models(Message) if "hint" in defaults(kind)]
+    assert {kind.__name__ for kind in (*models, *messages)} == set(OF_TYPES)
     assert set(OF_TYPES.values()) - set(WAYS) == {"the history shows no hint"}
 
 

@@ -20,6 +20,7 @@ from homelab.node.run import claims, torchrun
 from homelab.node.system import boot_clock, processes
 from homelab.shared.protocol import files
 from homelab.shared.protocol.message import as_json
+from homelab.shared.protocol.run_messages import Stopped
 
 pytestmark = pytest.mark.timeout(60)
 RUN, OTHER, NODE = "2026-01-01-0000-claimed", "2026-01-01-0000-other", "node1"
@@ -58,8 +59,8 @@ def claim(workdir: str, token: str, run: str = RUN, **more: Any) -> dict[str, An
     return holder
 
 
-def stop(workdir: str, run: str = RUN, **more: Any) -> dict[str, Any]:
-    return dict(torchrun.stop({"node": NODE, "workdir": workdir, "run": run, "grace_s": 0.5} | more))
+def stop(workdir: str, run: str = RUN, **more: Any) -> Stopped:
+    return torchrun.stop({"node": NODE, "workdir": workdir, "run": run, "grace_s": 0.5} | more)
 
 
 def start(workdir: str, token: str | None, run: str = RUN, attempt: int = 1) -> dict[str, Any]:
@@ -129,7 +130,7 @@ def test_a_claim_that_nobody_else_wants_lasts(workdir: str, clock: list[float]) 
 def test_a_stop_by_hand_ends_what_is_under_way(workdir: str, clock: list[float]) -> None:
     """While a launch ships, and while a recovery looks: there is nothing to be ended yet, and it must not begin later."""
     claim(workdir, "a")
-    assert stop(workdir, by_hand=True)["asked"] == 0
+    assert stop(workdir, by_hand=True).asked == 0
     with pytest.raises(claims.RefusedError) as caught:
         start(workdir, "a")
     assert caught.value.kind == "stopped" and f"homelab recover {RUN}" in caught.value.hint
@@ -149,7 +150,7 @@ def test_a_stop_that_is_part_of_a_recovery_stops_nobody_elses_run(workdir: str) 
     with pytest.raises(claims.RefusedError, match="is being launched by desk of b") as caught:
         stop(workdir, token="a", after=1)
     assert caught.value.kind == "taken" and alive(workdir)
-    assert stop(workdir, token="b", after=1)["asked"] >= 2
+    assert stop(workdir, token="b", after=1).asked >= 2
     start(workdir, "b", attempt=2)
     with pytest.raises(claims.RefusedError, match="knows attempt 2") as caught:
         stop(workdir, token="a", after=1)
@@ -167,14 +168,14 @@ def test_a_start_that_is_undone_ends_only_its_own(workdir: str) -> None:
             start(workdir, late)
         assert caught.value.kind == "taken"
     undo = {"node": NODE, "workdir": workdir, "run": RUN, "grace_s": 0.5}
-    assert torchrun.undo(undo | {"token": "b"})["asked"] == 0 and alive(workdir)
+    assert torchrun.undo(undo | {"token": "b"}).asked == 0 and alive(workdir)
     assert files.read_object(os.path.join(paths.run_dir(workdir, RUN), "attempts", "1", "plan.json")) == {"ranks": [], "by": "a"}
-    assert torchrun.undo(undo | {"token": "a"})["asked"] >= 2 and not alive(workdir)
+    assert torchrun.undo(undo | {"token": "a"}).asked >= 2 and not alive(workdir)
 
 
 def test_a_start_that_comes_behind_its_own_undoing_does_not_begin(workdir: str) -> None:
     claim(workdir, "a")
-    assert torchrun.undo({"node": NODE, "workdir": workdir, "run": RUN, "token": "a"})["asked"] == 0
+    assert torchrun.undo({"node": NODE, "workdir": workdir, "run": RUN, "token": "a"}).asked == 0
     with pytest.raises(claims.RefusedError):
         start(workdir, "a")
     assert not alive(workdir)
@@ -188,14 +189,14 @@ def test_a_full_disk_does_not_hide_a_stop(workdir: str, monkeypatch: pytest.Monk
 
     with monkeypatch.context() as disk:
         disk.setattr(files, "write_json", full)
-        assert stop(workdir, by_hand=True)["left"] == []
+        assert stop(workdir, by_hand=True).left == ()
     with pytest.raises(claims.RefusedError):
         start(workdir, "a")
 
 
 def test_an_older_controller_that_knows_no_claims_starts_and_stops_as_before(workdir: str) -> None:
     start(workdir, None)
-    assert alive(workdir) and stop(workdir)["asked"] >= 2 and not alive(workdir)
+    assert alive(workdir) and stop(workdir).asked >= 2 and not alive(workdir)
     claim(workdir, "a")
     with pytest.raises(claims.RefusedError, match="is being launched by"):
         start(workdir, None, attempt=2)
@@ -220,7 +221,7 @@ def test_a_frozen_holder_of_the_lock_is_named_and_a_stop_by_hand_ends_what_runs(
             assert (caught.value.kind, caught.value.where) == ("frozen", os.path.join(workdir, "claims", ".lock"))
             assert f"kill -CONT {holder.pid}" in caught.value.hint and f"kill -KILL {holder.pid}" in caught.value.hint
             undo = {"node": NODE, "workdir": workdir, "run": RUN, "token": "z", "grace_s": 0.5}
-            assert torchrun.undo(undo)["asked"] == 0, "an undo needs no lock"
+            assert torchrun.undo(undo).asked == 0, "an undo needs no lock"
             with pytest.raises(claims.RefusedError, match="is frozen"):
                 stop(workdir, token="a", after=1)
             assert alive(workdir), "a recovery cannot know whether the run is still its own"

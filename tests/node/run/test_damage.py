@@ -79,7 +79,7 @@ def test_a_node_with_a_damaged_file_can_be_asked(run: Path, name: str, content: 
         assert (seen.ranks[0].heartbeat is None) == (name == "heartbeat.json")
     assert asked("describe", run)["plans"].keys() == {"1"}
     assert all(entry["created_at"] in (None, 1.0) for entry in asked("runs", run)["runs"])
-    assert isinstance(stacks.stacks(request(run))["ranks"], dict)
+    assert isinstance(stacks.stacks(request(run)).ranks, dict)
 
 
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(run: Path) -> None:

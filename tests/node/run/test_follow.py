@@ -174,11 +174,11 @@ def worker(attempt: Path) -> Iterator[subprocess.Popen[str]]:
 
 def test_the_stacks_of_a_rank_say_where_it_stands(worker: subprocess.Popen[str], tmp_path: Path) -> None:
     answer = stacks.stacks({"workdir": str(tmp_path), "run": RUN, "node": NODE})
-    assert any("where_it_stands" in line for line in answer["ranks"]["0"])
+    assert any("where_it_stands" in line for line in answer.ranks[0])
     assert worker.poll() is None
 
 
 def test_a_program_that_would_die_of_the_question_is_not_asked(worker: subprocess.Popen[str], attempt: Path, tmp_path: Path) -> None:
     (attempt / "ranks" / "0" / "stacks.txt").unlink()
-    assert stacks.stacks({"workdir": str(tmp_path), "run": RUN, "node": NODE})["ranks"] == {}
+    assert stacks.stacks({"workdir": str(tmp_path), "run": RUN, "node": NODE}).ranks == {}
     wait_until(lambda: worker.poll() is None, 1.0)

@@ -57,9 +57,9 @@ def test_the_newest_whole_one_counts_and_its_number_is_the_step(run: Path) -> No
     (run / "saved" / "log.txt").write_text("no number")
     (run / "saved" / "epoch_7").mkdir()  # empty
     answer = transfer.checkpoints(request(run.parents[1], set_aside=True))
-    assert (answer["good"], answer["bad"]) == ([20], {})
-    assert transfer.checkpoint_manifest(request(run.parents[1], step=20))["recipe_hash"] == "abc"
-    assert transfer.checkpoints(request(run.parents[1]))["good"] == [20], "once more changes nothing"
+    assert (answer.good, answer.bad) == ((20,), {})
+    assert transfer.checkpoint_manifest(request(run.parents[1], step=20)).recipe_hash == "abc"
+    assert transfer.checkpoints(request(run.parents[1])).good == (20,), "once more changes nothing"
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,7 @@ def test_a_full_disk_is_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tarfile.TarFile, "add", full)
-    assert transfer.checkpoints(request(run.parents[1]))["bad"] == {
-        "10": "step-10.pt of the program cannot be kept: No space left on device"
-    }
+    assert transfer.checkpoints(request(run.parents[1])).bad == {"10": "step-10.pt of the program cannot be kept: No space left on device"}
     assert os.listdir(run / "checkpoints") == []
 
 

@@ -16,6 +16,7 @@ import pytest
 from homelab.node import paths
 from homelab.node.storage import transfer
 from homelab.shared.protocol import files, manifest
+from homelab.shared.protocol.checkpoint_messages import Checkpoints, HasFile
 
 RUN = "2026-01-01-0000-transfer"
 BODY = bytes(range(256)) * 5000
@@ -56,10 +57,10 @@ def left_over(workdir: Path) -> list[str]:
 @pytest.mark.parametrize("name", ["data.jsonl", "it's $(touch pwned)\n.jsonl", "../../climb.jsonl", "/etc/absolute", "ä 中"])
 def test_a_data_file_arrives_whole_and_in_its_place(tmp_path: Path, name: str) -> None:
     wanted = request(tmp_path, sha256=hashlib.sha256(BODY).hexdigest(), name=name)
-    assert not transfer.has_file(wanted)["found"]
+    assert not transfer.has_file(wanted).found
     place = Path(transfer.receive_file(wanted, io.BytesIO(BODY))["path"])
     assert place.read_bytes() == BODY and place.parent.parent == tmp_path / "data"
-    assert transfer.has_file(wanted) == {"found": True, "differs": False, "path": str(place)}
+    assert transfer.has_file(wanted) == HasFile(found=True, differs=False)
     assert not left_over(tmp_path)
 
 
@@ -67,9 +68,9 @@ def test_a_data_file_that_was_edited_in_its_place_is_not_the_one_that_was_sent(t
     wanted = request(tmp_path, sha256=hashlib.sha256(BODY).hexdigest(), name="data.jsonl")
     place = Path(transfer.receive_file(wanted, io.BytesIO(BODY))["path"])
     place.write_bytes(BODY[:-1] + bytes([BODY[-1] ^ 1]))
-    assert transfer.has_file(wanted) == {"found": False, "differs": True, "path": str(place)}
+    assert transfer.has_file(wanted) == HasFile(found=False, differs=True)
     transfer.receive_file(wanted, io.BytesIO(BODY))
-    assert transfer.has_file(wanted)["found"] and place.read_bytes() == BODY
+    assert transfer.has_file(wanted).found and place.read_bytes() == BODY
 
 
 @pytest.mark.parametrize("body", [b"", BODY[:-1], BODY + b"x"])
@@ -77,7 +78,7 @@ def test_a_data_file_that_arrives_damaged_is_refused(tmp_path: Path, body: bytes
     wanted = request(tmp_path, sha256=hashlib.sha256(BODY).hexdigest(), name="data")
     with pytest.raises(ValueError, match="arrived damaged"):
         transfer.receive_file(wanted, io.BytesIO(body))
-    assert not transfer.has_file(wanted)["found"] and not left_over(tmp_path)
+    assert not transfer.has_file(wanted).found and not left_over(tmp_path)
 
 
 @pytest.mark.parametrize("digest", ["", "../../x", "a/b", "."])
@@ -92,7 +93,7 @@ def test_a_checkpoint_goes_from_one_node_to_another(tmp_path: Path) -> None:
     checkpoint(first, 20)
     place = Path(transfer.receive_checkpoint(request(second, step=20), io.BytesIO(sent(first, 20)))["path"])
     assert (place / "weights").read_bytes() == BODY and manifest.fault(str(place)) is None
-    assert transfer.checkpoints(request(second)) == {"good": [20], "bad": {}, "run_known": True}
+    assert transfer.checkpoints(request(second)) == Checkpoints(good=(20,), bad={})
     assert not left_over(second)
 
 
@@ -102,7 +103,7 @@ def test_a_whole_copy_of_other_content_is_replaced_where_the_right_one_is_named(
     mine = checkpoint(second, 20, content=BODY[::-1])
     transfer.receive_checkpoint(request(second, step=20), io.BytesIO(sent(first, 20)))
     assert (mine / "weights").read_bytes() == BODY[::-1], "a whole one of its own stays"
-    files_of = transfer.checkpoint_manifest(request(first, step=20))["files"]
+    files_of = transfer.checkpoint_manifest(request(first, step=20)).files
     assert files_of == {"weights": hashlib.sha256(BODY).hexdigest()}
     transfer.receive_checkpoint(request(second, step=20, files=files_of), io.BytesIO(sent(first, 20)))
     assert (mine / "weights").read_bytes() == BODY and (mine.parent / f".{mine.name}.corrupt/weights").read_bytes() == BODY[::-1]
@@ -116,8 +117,8 @@ def test_a_damaged_checkpoint_is_neither_sent_nor_chosen(tmp_path: Path) -> None
     (checkpoint(tmp_path, 50) / "complete.json").unlink()
     (checkpoint(tmp_path, 60) / "complete.json").write_text('{"files": 5}')
     found = transfer.checkpoints(request(tmp_path))
-    assert found["good"] == [10] and set(found["bad"]) == {"20", "30", "40", "60"}
-    assert "another content" in found["bad"]["30"] and "missing" in found["bad"]["40"]
+    assert found.good == (10,) and set(found.bad) == {"20", "30", "40", "60"}
+    assert "another content" in found.bad["30"] and "missing" in found.bad["40"]
     for step in (20, 30, 40, 50, 60, 70):
         with pytest.raises(ValueError, match=r"step-0000|there is no"):
             sent(tmp_path, step)
@@ -135,7 +136,7 @@ def test_a_manifest_that_is_not_what_homelab_writes_hides_no_good_checkpoint(tmp
     content_json = json.loads((folder / "complete.json").read_text()) | changes
     (folder / "complete.json").write_text(json.dumps(content_json))
     found = transfer.checkpoints(request(tmp_path, set_aside=True))
-    assert found["good"] == [10] and "its manifest" in found["bad"]["20"]
+    assert found.good == (10,) and "its manifest" in found.bad["20"]
     assert manifest.steps(paths.run_dir(str(tmp_path), RUN)) == [10]
 
 
@@ -144,7 +145,7 @@ def test_somebodys_copy_of_a_checkpoint_is_none(tmp_path: Path) -> None:
     for name in ("step-9999", "step-00000020-copy", "step-0000000\u0662", "step-00000090"):
         shutil.copytree(original, original.parent / name)
     found = transfer.checkpoints(request(tmp_path, set_aside=True))
-    assert (found["good"], set(found["bad"])) == ([20], {"90"})
+    assert (found.good, set(found.bad)) == ((20,), {"90"})
 
 
 def test_a_checkpoint_that_the_disk_does_not_give_back_or_that_cannot_be_moved_hides_no_good_one(
@@ -164,7 +165,7 @@ def test_a_checkpoint_that_the_disk_does_not_give_back_or_that_cannot_be_moved_h
 
     monkeypatch.setattr(manifest, "set_aside", refuse)
     found = transfer.checkpoints(request(tmp_path, set_aside=True))
-    assert found["good"] == [10] and "cannot be read" in found["bad"]["20"]
+    assert found.good == (10,) and "cannot be read" in found.bad["20"]
 
 
 def test_damaged_ones_are_set_aside_where_a_whole_one_is_left(tmp_path: Path) -> None:
@@ -173,9 +174,9 @@ def test_damaged_ones_are_set_aside_where_a_whole_one_is_left(tmp_path: Path) ->
     root = checkpoint(tmp_path, 40).parent
     for step in (30, 40):
         (root / f"step-{step:08d}" / "weights").write_bytes(bytes(len(BODY)))
-    assert set(transfer.checkpoints(request(tmp_path))["bad"]) == {"30", "40"}, "by itself the question changes nothing"
+    assert set(transfer.checkpoints(request(tmp_path)).bad) == {"30", "40"}, "by itself the question changes nothing"
     found = transfer.checkpoints(request(tmp_path, set_aside=True))
-    assert found["good"] == [20] and set(found["bad"]) == {"30", "40"}
+    assert found.good == (20,) and set(found.bad) == {"30", "40"}
     assert sorted(path.name for path in root.iterdir()) == [".step-00000040.corrupt", "step-00000010", "step-00000020"]
     assert manifest.steps(str(root.parent)) == [10, 20], "and no longer counts as the newest"
 
@@ -183,8 +184,8 @@ def test_damaged_ones_are_set_aside_where_a_whole_one_is_left(tmp_path: Path) ->
 def test_where_none_is_whole_all_stay_where_they_are(tmp_path: Path) -> None:
     for step in (10, 20):
         (checkpoint(tmp_path, step) / "weights").write_bytes(b"bad")
-    assert transfer.checkpoints(request(tmp_path, set_aside=True))["good"] == []
-    assert transfer.checkpoints(request(tmp_path))["bad"].keys() == {"10", "20"}
+    assert transfer.checkpoints(request(tmp_path, set_aside=True)).good == ()
+    assert transfer.checkpoints(request(tmp_path)).bad.keys() == {"10", "20"}
 
 
 @pytest.mark.parametrize("cut", [0, 100, 5000, -20_000])
@@ -193,7 +194,7 @@ def test_a_checkpoint_that_is_cut_on_the_way_is_refused(tmp_path: Path, cut: int
     checkpoint(first, 20)
     with pytest.raises((ValueError, OSError, tarfile.TarError)):
         transfer.receive_checkpoint(request(second, step=20), io.BytesIO(sent(first, 20)[:cut]))
-    assert transfer.checkpoints(request(second))["good"] == [] and not left_over(second)
+    assert transfer.checkpoints(request(second)).good == () and not left_over(second)
 
 
 def test_a_checkpoint_with_one_wrong_byte_is_refused(tmp_path: Path) -> None:
@@ -203,7 +204,7 @@ def test_a_checkpoint_with_one_wrong_byte_is_refused(tmp_path: Path) -> None:
     archive[archive.index(BODY[:256]) + 100] ^= 1
     with pytest.raises(ValueError, match="arrived damaged: weights has another content"):
         transfer.receive_checkpoint(request(second, step=20), io.BytesIO(bytes(archive)))
-    assert transfer.checkpoints(request(second))["good"] == [] and not left_over(second)
+    assert transfer.checkpoints(request(second)).good == () and not left_over(second)
 
 
 def test_a_bad_copy_is_replaced_and_a_bad_archive_replaces_nothing(tmp_path: Path) -> None:
@@ -252,7 +253,7 @@ def test_a_disk_that_fills_while_a_file_arrives(tmp_path: Path) -> None:
     wanted = request(tmp_path, sha256=hashlib.sha256(BODY).hexdigest(), name="data")
     with pytest.raises(OSError, match="No space left"):
         transfer.receive_file(wanted, Full(BODY))
-    assert not left_over(tmp_path) and not transfer.has_file(wanted)["found"]
+    assert not left_over(tmp_path) and not transfer.has_file(wanted).found
 
 
 def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

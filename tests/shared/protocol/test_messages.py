@@ -10,20 +10,14 @@ from pydantic import BaseModel
 from homelab.controller.facts import node as facts
 from homelab.controller.remote import answers
 from homelab.node.facts import PROBES
-from homelab.shared.protocol import machine_messages, messages
+from homelab.shared.protocol import machine_messages
 from homelab.shared.protocol.message import Message
 
 READ_AS: list[tuple[type[BaseModel], Any]] = [
-    (answers.Described, messages.Described),
-    (answers.Stopped, messages.Stopped),
-    (answers.HasFile, messages.HasFile), (answers.Checkpoints, messages.Checkpoints), (answers.Shards, messages.Shards), (answers.Manifest, messages.Manifest),
-    (answers.Stacks, messages.Stacks), (facts.Facts, machine_messages.Facts), (answers.Port, machine_messages.Port), (answers.PacketSent, machine_messages.PacketSent),
+    (facts.Facts, machine_messages.Facts), (answers.Port, machine_messages.Port), (answers.PacketSent, machine_messages.PacketSent),
     (answers.Dials, machine_messages.Dials), (answers.Dial, machine_messages.Dial), (answers.CollectiveLine, machine_messages.CollectiveLine),
     (answers.CollectiveLook, machine_messages.CollectiveLook), (answers.CollectiveRank, machine_messages.CollectiveRank),
-    (answers.CollectiveEnded, machine_messages.CollectiveEnded), (answers.SupervisorNeeds, messages.SupervisorNeeds),
-    (answers.SupervisorReach, messages.SupervisorReach), (answers.Barrier, messages.Barrier), (answers.SupervisorStarted, messages.SupervisorStarted),
-    (answers.SupervisorEnded, messages.SupervisorEnded),
-]  # fmt: skip
+    (answers.CollectiveEnded, machine_messages.CollectiveEnded), ]  # fmt: skip
 OF_THE_WORKER = {"chat", "dry-run", "sample-data", "build-model"}  # its own programs answer; the node passes their words on
 
 
