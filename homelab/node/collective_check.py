@@ -20,14 +20,12 @@ from typing import TYPE_CHECKING
 
 from homelab.node import paths
 from homelab.node.system import processes, programs
-from homelab.shared.protocol import files, layout
+from homelab.shared.protocol import files, layout, message
+from homelab.shared.protocol.collective_messages import CollectiveEnded, CollectiveLine, CollectiveLook, CollectiveRank
 from homelab.shared.protocol.collective_stages import CONNECTING, DONE, STARTING, WAITING
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.machine_messages import CollectiveEnded, CollectiveLine, CollectiveLook, CollectiveRank
     from homelab.shared.protocol.run_messages import Stopped
 
 _POLL_S = 0.05
@@ -68,8 +66,8 @@ def collective(request: JsonObject) -> None:
         returncode = child.poll()
     finally:
         left = _end(request, child, grace_s)
-    ended: CollectiveEnded = {"returncode": returncode, "left": left, "log": _log(folder), "errors": _errors(folder)}
-    line: CollectiveLine = {"phase": files.text(os.path.join(folder, "phase")) or STARTING, "ranks": _ranks(folder), "ended": ended}
+    ended = CollectiveEnded(returncode=returncode, left=left, log=_log(folder), errors=_errors(folder))
+    line = CollectiveLine(phase=files.text(os.path.join(folder, "phase")) or STARTING, ranks=_as_said(_ranks(folder)), ended=ended)
     _remove(folder)
     _say(line)
 
@@ -91,7 +89,7 @@ def look(request: JsonObject) -> CollectiveLook:
         time.sleep(0.02)
     for rank, state in ranks.items():
         state["stack"] = files.tail(os.path.join(folder, f"rank-{rank}.stack"), 60)
-    return {"phase": files.text(os.path.join(folder, "phase")), "ranks": ranks, "log": _log(folder)}
+    return CollectiveLook(phase=files.text(os.path.join(folder, "phase")), ranks=_as_said(ranks), log=_log(folder))
 
 
 def end(request: JsonObject) -> Stopped:
@@ -163,7 +161,7 @@ def _watch(request: JsonObject, folder: str, child: subprocess.Popen[bytes]) -> 
             phase = WAITING if ranks else _phase(child.pid, int(request["head_port"]), phase)
             with open(os.path.join(folder, "phase"), "w") as stream:
                 stream.write(phase)
-        line: CollectiveLine = {"phase": phase, "ranks": ranks, "ended": None}
+        line = CollectiveLine(phase=phase, ranks=_as_said(ranks))
         if line != last_line or time.monotonic() - said_at >= _SIGN_OF_LIFE_S:
             if not _say(line):
                 return False
@@ -178,24 +176,32 @@ def _watch(request: JsonObject, folder: str, child: subprocess.Popen[bytes]) -> 
 def _say(line: CollectiveLine) -> bool:
     """Print one line to the controller; False when the controller is gone."""
     try:
-        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.write(json.dumps(line, default=message.fields) + "\n")
         sys.stdout.flush()
         return True
     except (OSError, ValueError):
         return False
 
 
-def _end(request: JsonObject, child: subprocess.Popen[bytes], grace_s: float) -> list[int]:
+def _end(request: JsonObject, child: subprocess.Popen[bytes], grace_s: float) -> tuple[int, ...]:
     """End all processes of the test. Returns the pids that could not be ended."""
     left = processes.end_run(request["name"], request["workdir"], request["node"], grace_s=grace_s).left
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(1.0)
-    return list(left)
+    return left
 
 
-def _ranks(folder: str) -> dict[str, CollectiveRank]:
+def _as_said(states: dict[int, JsonObject]) -> dict[int, CollectiveRank]:
+    """What the ranks wrote, without what is for this node alone."""
+    return {
+        rank: message.as_written({name: value for name, value in state.items() if name in message.defaults(CollectiveRank)})
+        for rank, state in states.items()
+    }
+
+
+def _ranks(folder: str) -> dict[int, JsonObject]:
     """{rank: the state that it wrote}."""
-    states: dict[str, Any] = {}
+    states: dict[int, JsonObject] = {}
     try:
         names = os.listdir(folder)
     except OSError:
@@ -204,16 +210,16 @@ def _ranks(folder: str) -> dict[str, CollectiveRank]:
         if name.startswith("rank-") and name.endswith(".json") and name[5:-5].isdecimal():
             state = files.read_object(os.path.join(folder, name))
             if state is not None:
-                states[name[5:-5]] = state
+                states[int(name[5:-5])] = state
     return states
 
 
-def _log(folder: str) -> list[str]:
+def _log(folder: str) -> tuple[str, ...]:
     """The last lines of torchrun itself."""
-    return files.tail(os.path.join(folder, "torchrun.log"), 40)
+    return tuple(files.tail(os.path.join(folder, "torchrun.log"), 40))
 
 
-def _errors(folder: str) -> list[str]:
+def _errors(folder: str) -> tuple[str, ...]:
     """The last lines that the ranks wrote to stderr, as torchrun kept them, after those of NCCL."""
     lines = []
     for path in sorted(glob.glob(os.path.join(glob.escape(folder), "nccl-*.log"))):
@@ -221,7 +227,7 @@ def _errors(folder: str) -> list[str]:
     for root, _, names in sorted(os.walk(os.path.join(folder, "logs"))):
         if "stderr.log" in names:
             lines += files.tail(os.path.join(root, "stderr.log"), 20)
-    return lines[-40:]
+    return tuple(lines[-40:])
 
 
 def _phase(pid: int, port: int, before: str) -> str:

@@ -35,12 +35,6 @@ class PortFacts(WireModel):
     holder_run: Run | None = None
 
 
-class PacketSent(WireModel):
-    """The answer of `wake`: whether this node is in the sleeper's network, and has sent the packet there."""
-
-    sent: bool
-
-
 class NetworkFacts(WireModel):
     """Interfaces, routes to the peers, the node's own name, the rendezvous port, and the firewall."""
 

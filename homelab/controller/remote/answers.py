@@ -9,16 +9,14 @@ from pydantic import BaseModel, Field, ValidationError
 from homelab.controller.base.models import WireModel
 from homelab.controller.facts.data_sample import SampleOfData
 from homelab.controller.facts.model_build import BuildAnswer
-from homelab.controller.facts.network import PacketSent
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.reading import read
-from homelab.controller.remote.bounds import Count, Log, NodeName, Pids, Seconds, Words
-from homelab.controller.remote.dial_answers import Dial as Dial
-from homelab.controller.remote.dial_answers import Dials as Dials
+from homelab.controller.remote.bounds import Count, NodeName, Seconds, Words
 from homelab.controller.remote.poll_reply import Line
 from homelab.shared.protocol.checkpoint_messages import Checkpoints, HasFile, Manifest
-from homelab.shared.protocol.marks import MOST_RANKS
+from homelab.shared.protocol.collective_messages import CollectiveLook
 from homelab.shared.protocol.message import REQUIRED, Message, as_json, defaults
+from homelab.shared.protocol.network_messages import Dials, PacketSent, Port
 from homelab.shared.protocol.owner_messages import Claimed
 from homelab.shared.protocol.result_messages import ResultFiles, Results, RunFolders, SavedFiles
 from homelab.shared.protocol.run_messages import Described, Energies, Reply, Runs, Stacks, Stopped, SupervisorLook
@@ -26,12 +24,6 @@ from homelab.shared.protocol.setup_messages import ModelState, SetupMade, SetupR
 from homelab.shared.protocol.supervisor_messages import SupervisorEnded, SupervisorNeeds, SupervisorReach, SupervisorStarted
 
 Tail = Annotated[tuple[Line, ...], Field(max_length=50_000)]
-
-
-class Port(WireModel):
-    """`free-port`."""
-
-    port: Annotated[int, Field(ge=1, le=65535)]
 
 
 class Answer(WireModel):
@@ -54,43 +46,6 @@ class DryRuns(WireModel):
     """`dry-run`: in the order of the situations, fewer when the time was over."""
 
     results: Annotated[tuple[DryRunResult, ...], Field(max_length=1000)]
-
-
-class CollectiveRank(WireModel):
-    """What one rank of the collective smoke test wrote down. `results` are checked where they are read."""
-
-    stage: Annotated[str, Field(max_length=100)] = "starting"
-    error: Annotated[str, Field(max_length=4000)] | None = None
-    results: Annotated[tuple[dict[str, Any], ...], Field(max_length=10_000)] | None = None
-    stack: Log = ()
-
-
-Ranks = Annotated[dict[Annotated[int, Field(ge=0, lt=65536)], CollectiveRank], Field(max_length=MOST_RANKS)]
-
-
-class CollectiveEnded(WireModel):
-    """How torchrun ended on a node, and what is left of it."""
-
-    returncode: Annotated[int, Field(gt=-(2**31), lt=2**31)] | None = None
-    left: Pids = ()
-    log: Log = ()
-    errors: Log = ()
-
-
-class CollectiveLine(WireModel):
-    """One line of `collective`."""
-
-    phase: Annotated[str, Field(max_length=100)]
-    ranks: Ranks
-    ended: CollectiveEnded | None = None
-
-
-class CollectiveLook(WireModel):
-    """`collective-look`."""
-
-    phase: Annotated[str, Field(max_length=100)]
-    ranks: Ranks
-    log: Log
 
 
 SHAPES: dict[str, type[BaseModel] | type[Message]] = {

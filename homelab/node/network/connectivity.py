@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 
 from homelab.node.network import packet_loss, path_mtu, throughput
 from homelab.node.network.listener import GREETING, Listener
+from homelab.shared.protocol import message
+from homelab.shared.protocol.network_messages import Dial, Dials, Listening
 
 if TYPE_CHECKING:
     from typing import Any
 
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.machine_messages import Dial, Dials, Meeting
 
 _ANSWER_S = 6.0  # for a listener that is slow: the connection exists, so no packet was dropped
 _TCP_INFO = struct.Struct("=8B24I")  # linux/tcp.h: the round trip of the handshake, as the kernel saw it
@@ -40,7 +41,7 @@ def meet(request: JsonObject) -> None:
     """
     listener = Listener(request["address"], request.get("port") and int(request["port"]))
     _say(
-        {"ports": listener.ports, "rendezvous": listener.rendezvous, "udp": listener.udp, "burst": listener.burst, "error": listener.error}
+        Listening(ports=tuple(listener.ports), rendezvous=listener.rendezvous, udp=listener.udp, burst=listener.burst, error=listener.error)
     )
     limit = threading.Timer(float(request.get("seconds", 60)), os._exit, (0,))
     limit.daemon = True
@@ -53,34 +54,34 @@ def meet(request: JsonObject) -> None:
             path_mtu.probe(order["dial"], links)
             _burst(order["dial"], order, links)
         elif "burst" in order:
-            links = [{"node": target["node"], "address": target["address"], "port": 0} for target in order["burst"]]
+            links = [Dial(node=target["node"], address=target["address"], port=0) for target in order["burst"]]
             _burst(order["burst"], order, links)
         elif "counted" in order:
             _say(listener.counter.counted(order["counted"]))
             continue
         else:
             links = throughput.send_all(order["send"], int(order["bytes"]), float(order["seconds"]))
-        _say({"links": links})
+        _say(Dials(links=tuple(links)))
     limit.cancel()
 
 
 def _burst(targets: list[JsonObject], order: JsonObject, links: list[Dial]) -> None:
-    """Adds "sent" to the first link of each target that was sent packets to be counted."""
+    """Sets "sent" in the first link of each target that was sent packets to be counted."""
     for target, sent in zip(targets, packet_loss.send(targets, int(order.get("packets", 0)))):
-        link = next((entry for entry in links if entry["node"] == target["node"]), None)
-        if sent is not None and link is not None:
-            link["sent"] = sent
+        first = next((place for place, link in enumerate(links) if link.node == target["node"]), None)
+        if sent is not None and first is not None:
+            links[first] = links[first].replace(sent=sent)
 
 
-def _say(answer: Meeting | Dials) -> None:
-    sys.stdout.write(json.dumps(answer) + "\n")
+def _say(answer: Listening | Dials) -> None:
+    sys.stdout.write(json.dumps(answer, default=message.fields) + "\n")
     sys.stdout.flush()
 
 
 def dial(targets: list[JsonObject], timeout_s: float) -> list[Dial]:
     """Connect to all ports of all targets at once: [{"node", "address", "ports": {port: how often}}].
 
-    Answers {"node", "address", "port", "error"} for each port, with latency_ms (the best), median_ms and worst_ms, and "repeats":
+    Answers one for each port, with latency_ms (the best), median_ms and worst_ms, and "repeats":
     how many packets of these handshakes had to be sent again.
     """
     attempts = [_Attempts(target, int(port), int(count)) for target in targets for port, count in target["ports"].items()]
@@ -169,18 +170,17 @@ class _Attempts:
 
     def answer(self) -> Dial:
         """As `dial` says."""
-        answer: Dial = {
-            "node": self.target["node"],
-            "address": self.target["address"],
-            "port": self.port,
-            "error": self.error,
-            "repeats": self.repeats,
-        }
-        if self.samples_ms:
-            answer["latency_ms"] = min(self.samples_ms)
-            answer["median_ms"] = sorted(self.samples_ms)[len(self.samples_ms) // 2]
-            answer["worst_ms"] = max(self.samples_ms)
-        return answer
+        samples_ms = sorted(self.samples_ms)
+        return Dial(
+            node=self.target["node"],
+            address=self.target["address"],
+            port=self.port,
+            error=self.error,
+            repeats=self.repeats,
+            latency_ms=samples_ms[0] if samples_ms else None,
+            median_ms=samples_ms[len(samples_ms) // 2] if samples_ms else None,
+            worst_ms=samples_ms[-1] if samples_ms else None,
+        )
 
 
 def _latency_ms(connection: socket.socket, started: float) -> float:

@@ -9,11 +9,12 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from homelab.shared.protocol.network_messages import Dials
+
 if TYPE_CHECKING:
     from typing import Any
 
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.machine_messages import Dials
 
 _PROBE = struct.Struct("!8sH")  # token of the burst, number of the packet
 _PAYLOAD_BYTES = 72  # of an IP packet of 100 bytes: homelab.node.network.path_mtu tests losses that depend on the size
@@ -80,7 +81,7 @@ class Counter:
                         self._seen.setdefault(token, set()).add(packet)
 
     def counted(self, expected: JsonObject) -> Dials:
-        """{"counted": {token: packets}, "dropped": by this socket since last asked}; `expected` {token: packets that were sent}."""
+        """How many packets arrived. `expected`: {token: packets that were sent}."""
         quiet = time.monotonic() + _QUIET_S
         while time.monotonic() < quiet or select.select([self.receiver], [], [], 0)[0]:
             if self.take():
@@ -90,7 +91,7 @@ class Counter:
                 break
             select.select([self.receiver], [], [], 0.02)
         before, self._dropped = self._dropped, _drops(self.receiver)
-        return {"links": [], "counted": counted, "dropped": self._dropped - before}
+        return Dials(links=(), counted=counted, dropped=self._dropped - before)
 
 
 def _drops(receiver: socket.socket) -> int:

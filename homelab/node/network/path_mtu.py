@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.machine_messages import Dial
+    from homelab.shared.protocol.network_messages import Dial
 
 _IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE = 10, 3  # linux/in.h: never fragment, and ignore the MTU that the kernel has cached
 _HEADER_BYTES = 28  # IPv4 and UDP
@@ -28,9 +28,9 @@ _LARGEST_BYTES = 9216
 
 
 def probe(targets: list[JsonObject], links: list[Dial]) -> None:
-    """Adds carried_bytes and lost_bytes (of whole IP packets) to the first link of each target that has "udp" and "packet_bytes".
+    """Sets carried_bytes and lost_bytes (of whole IP packets) in the first link of each target that has "udp" and "packet_bytes".
 
-    Neither is added where even small probes are not answered: UDP is blocked, and nothing is known.
+    Neither is set where even small probes are not answered: UDP is blocked, and nothing is known.
     """
     full_sizes = {}
     for number, target in enumerate(targets):
@@ -46,11 +46,9 @@ def probe(targets: list[JsonObject], links: list[Dial]) -> None:
             return
         prober.setblocking(False)
         for number, (carried, lost) in _look(prober, targets, full_sizes).items():
-            link = next((entry for entry in links if entry["node"] == targets[number]["node"]), None)
-            if link is not None:
-                link["carried_bytes"] = carried
-                if lost:
-                    link["lost_bytes"] = lost
+            first = next((place for place, link in enumerate(links) if link.node == targets[number]["node"]), None)
+            if first is not None:
+                links[first] = links[first].replace(carried_bytes=carried, lost_bytes=lost)
 
 
 def _look(prober: socket.socket, targets: list[JsonObject], full_sizes: Any) -> Any:

@@ -10,12 +10,10 @@ import time
 from typing import TYPE_CHECKING
 
 from homelab.node.network.listener import GREETING, READY
+from homelab.shared.protocol.network_messages import Dial
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.machine_messages import Dial
 
 _BLOCK = memoryview(bytes(1 << 18))
 _SEND_BUFFER_BYTES = 1 << 20  # more than 10 Gbit/s has in flight on a LAN, and a slow link sends it in a short time
@@ -29,16 +27,16 @@ def send_all(targets: list[JsonObject], limit_bytes: int, limit_s: float) -> lis
     Answers each with throughput_bytes_per_s, or "stalled": connections open, and no bytes arrive, twice. Neither where no time
     was left to find out.
     """
-    answers: list[Any] = [dict(target, error=None) for target in targets]
+    answers = []
     stalled_s = _STALLED_S
-    for answer in answers:
-        problem = None
+    for target in targets:
+        problem = stalled = rate = None
         for _ in range(2):
             started = time.monotonic()
             if stalled_s <= 0:
                 break
             try:
-                answer["throughput_bytes_per_s"] = _send(answer, limit_bytes, limit_s)
+                rate = _send(target, limit_bytes, limit_s)
                 break
             except socket.timeout:
                 problem = f"bytes that are sent are not taken within {_TIMEOUT_S:.0f} s"
@@ -46,16 +44,19 @@ def send_all(targets: list[JsonObject], limit_bytes: int, limit_s: float) -> lis
                 problem = getattr(error, "strerror", None) or str(error)
             stalled_s -= time.monotonic() - started
         else:
-            answer["stalled"] = problem
+            stalled = problem
+        answers.append(
+            Dial(node=target["node"], address=target["address"], port=int(target["port"]), throughput_bytes_per_s=rate, stalled=stalled)
+        )
     return answers
 
 
-def _send(answer: JsonObject, limit_bytes: int, limit_s: float) -> float:
+def _send(target: JsonObject, limit_bytes: int, limit_s: float) -> float:
     """Bytes per second as the other side counted them. Raises socket.timeout or ValueError when they do not arrive."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         connection.settimeout(_TIMEOUT_S)
-        connection.connect((answer["address"], int(answer["port"])))
+        connection.connect((target["address"], int(target["port"])))
         if connection.recv(1) != GREETING:
             raise ValueError("something else answered on this port")
         connection.sendall(json.dumps({"bytes": limit_bytes, "seconds": limit_s}).encode())

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from homelab.shared.protocol import magic_packet
+from homelab.shared.protocol.network_messages import PacketSent
 
 if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.machine_messages import PacketSent
 
 
 def wake(request: JsonObject) -> PacketSent:
     """Send the packet for `mac` into `network`, where this node is a part of it."""
     if not magic_packet.is_in(request["network"]):
-        return {"sent": False}
+        return PacketSent(sent=False)
     magic_packet.send(request["mac"], request["network"])
-    return {"sent": True}
+    return PacketSent(sent=True)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from homelab.node.system import processes
 from homelab.shared.protocol import files
+from homelab.shared.protocol.network_messages import Port
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.machine_messages import Port
 
 _SIOCGIFCONF, _SIOCGIFNETMASK, _SIOCGIFMTU = 0x8912, 0x891B, 0x8921  # linux/sockios.h
 _IFREQ_BYTES = 40 if struct.calcsize("P") == 8 else 32
@@ -160,8 +160,8 @@ def state(port: int) -> JsonObject:
 
 
 def answer_free_port(request: JsonObject) -> Port:
-    """{"port": the first free TCP port from "low" of the request on}."""
-    return {"port": free_port(int(request.get("low", 29501)))}
+    """The first free TCP port from "low" of the request on."""
+    return Port(port=free_port(int(request.get("low", 29501))))
 
 
 def free_port(low: int = 29501, high: int = 29999) -> int:

@@ -17,6 +17,8 @@ import pytest
 from homelab.controller.remote import answers
 from homelab.node.network import connectivity, path_mtu, throughput
 from homelab.node.network.listener import PROBE, Listener
+from homelab.shared.protocol.message import as_json
+from homelab.shared.protocol.network_messages import Dial, Dials
 
 pytestmark = pytest.mark.timeout(60)
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -62,17 +64,22 @@ def ports() -> list[int]:
     return Listener(ADDRESS).ports
 
 
-def dialled(port: int, often: int = 1, timeout_s: float = 2.0) -> dict[str, Any]:
+def dialled(port: int, often: int = 1, timeout_s: float = 2.0) -> Dial:
     """One port of one node."""
     (answer,) = connectivity.dial([{"node": "b", "address": ADDRESS, "ports": {str(port): often}}], timeout_s)
-    assert answers.fault("meet", {"links": [answer]}) is None
+    assert answers.fault("meet", as_json(Dials(links=(answer,)))) is None
     return answer
 
 
-def send(port: int, limit_bytes: int = 8 << 20, limit_s: float = 0.2) -> dict[str, Any]:
+def nothing(node: str) -> Dial:
+    """A link of which nothing is measured."""
+    return Dial(node=node, address=ADDRESS, port=1)
+
+
+def send(port: int, limit_bytes: int = 8 << 20, limit_s: float = 0.2) -> Dial:
     """Bytes to one port of one node."""
     (answer,) = throughput.send_all([{"node": "b", "address": ADDRESS, "port": port}], limit_bytes, limit_s)
-    assert answers.fault("meet", {"links": [answer]}) is None
+    assert answers.fault("meet", as_json(Dials(links=(answer,)))) is None
     return answer
 
 
@@ -85,7 +92,7 @@ def test_one_process_listens_dials_and_sends(meeting: Meeting) -> None:
     links = meeting.ask({"dial": [target], "timeout_s": 2.0})["links"]
     assert [link["error"] for link in links] == [None, None, "Connection refused"]
     assert 0 <= links[0]["latency_ms"] <= links[0]["median_ms"] <= links[0]["worst_ms"]
-    assert links[0]["carried_bytes"] == 1500 and "lost_bytes" not in links[0]
+    assert links[0]["carried_bytes"] == 1500 and links[0]["lost_bytes"] is None
     sent = meeting.ask({"send": [{"node": "b", "address": ADDRESS, "port": there["ports"][1]}], "bytes": 8 << 20, "seconds": 0.2})
     assert sent["links"][0]["error"] is None and sent["links"][0]["throughput_bytes_per_s"] > 0
     assert other.end() == 0
@@ -95,7 +102,7 @@ def test_a_port_is_dialled_as_often_as_asked(ports: list[int], monkeypatch: pyte
     taken = iter([0.3, 40.0, 0.2, 0.4, 0.5])
     monkeypatch.setattr(connectivity, "_latency_ms", lambda connection, started: next(taken))
     answer = dialled(ports[0], often=5)
-    assert (answer["latency_ms"], answer["median_ms"], answer["worst_ms"]) == (0.2, 0.4, 40.0)
+    assert (answer.latency_ms, answer.median_ms, answer.worst_ms) == (0.2, 0.4, 40.0)
 
 
 def test_the_rendezvous_port_is_listened_on_where_it_is_free(meeting: Meeting) -> None:
@@ -106,7 +113,7 @@ def test_the_rendezvous_port_is_listened_on_where_it_is_free(meeting: Meeting) -
     with socket.create_server((ADDRESS, 0)) as probe:
         free = probe.getsockname()[1]
     here = Listener(ADDRESS, free)
-    assert here.rendezvous == free and dialled(free)["error"] is None
+    assert here.rendezvous == free and dialled(free).error is None
 
 
 def test_the_agent_ends_by_itself_when_its_time_is_over() -> None:
@@ -126,9 +133,9 @@ def test_what_does_not_answer_is_told_from_what_answers_something_else() -> None
 
         thread = threading.Thread(target=greet)
         thread.start()
-        assert dialled(port)["error"] == "something else answered on this port"
+        assert dialled(port).error == "something else answered on this port"
         thread.join(10)
-    assert dialled(port)["error"] == "Connection refused"
+    assert dialled(port).error == "Connection refused"
 
 
 def test_a_port_that_drops_is_given_up_in_time() -> None:
@@ -142,7 +149,7 @@ def test_a_port_that_drops_is_given_up_in_time() -> None:
             filler.connect_ex((ADDRESS, port))
         started = time.monotonic()
         answer = dialled(port, timeout_s=0.5)
-        assert "a firewall that drops packets looks like this" in answer["error"]
+        assert "a firewall that drops packets looks like this" in answer.error
         assert 0.4 < time.monotonic() - started < 20, "a kernel gives up after two minutes"
         for filler in fillers:
             filler.close()
@@ -154,20 +161,20 @@ def test_packets_that_vanish_by_their_size() -> None:
         {"node": "b", "address": ADDRESS, "udp": echo_up_to(1400), "packet_bytes": 1500},
         {"node": "c", "address": ADDRESS, "udp": echo_up_to(9000), "packet_bytes": 1500},
     ]
-    links: list[dict[str, Any]] = [{"node": "b"}, {"node": "b"}, {"node": "c"}]
+    links = [nothing("b"), nothing("b"), nothing("c")]
     path_mtu.probe(targets, links)
-    assert links == [{"node": "b", "carried_bytes": 1400, "lost_bytes": 1500}, {"node": "b"}, {"node": "c", "carried_bytes": 1500}]
+    assert links == [nothing("b").replace(carried_bytes=1400, lost_bytes=1500), nothing("b"), nothing("c").replace(carried_bytes=1500)]
 
 
 def test_where_udp_is_blocked_nothing_is_known() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
         silent.bind((ADDRESS, 0))
-        links: list[dict[str, Any]] = [{"node": "b"}]
+        links = [nothing("b")]
         path_mtu.probe([{"node": "b", "address": ADDRESS, "udp": silent.getsockname()[1], "packet_bytes": 1500}], links)
-        assert links == [{"node": "b"}]
+        assert links == [nothing("b")]
     path_mtu.probe([{"node": "b", "address": ADDRESS, "udp": None, "packet_bytes": 1500}], links)
     path_mtu.probe([{"node": "b", "address": ADDRESS, "udp": 1, "packet_bytes": 65536}], links)
-    assert links == [{"node": "b"}], "the loopback device has no wire"
+    assert links == [nothing("b")], "the loopback device has no wire"
 
 
 def echo_up_to(limit_bytes: int) -> int:
@@ -186,14 +193,14 @@ def echo_up_to(limit_bytes: int) -> int:
 
 
 def test_several_senders_wait_for_each_other(ports: list[int]) -> None:
-    found: list[dict[str, Any]] = []
+    found: list[Dial] = []
     threads = [threading.Thread(target=lambda: found.append(send(ports[0]))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert len(found) == 4 and all(answer.get("throughput_bytes_per_s") for answer in found), found
-    assert dialled(ports[0])["error"] is None, "it still answers plain dials"
+    assert len(found) == 4 and all(answer.throughput_bytes_per_s for answer in found), found
+    assert dialled(ports[0]).error is None, "it still answers plain dials"
 
 
 class SlowWire:
@@ -232,7 +239,7 @@ def test_a_slow_wire_is_measured_as_slow_and_not_for_long(ports: list[int]) -> N
     started = time.monotonic()
     answer = send(wire_.server.getsockname()[1], 80 << 20)
     # On a busy machine the relay is slower, and never quicker.
-    assert answer["error"] is None and 0 < answer["throughput_bytes_per_s"] < 4e6, answer
+    assert answer.error is None and 0 < answer.throughput_bytes_per_s < 4e6, answer
     assert time.monotonic() - started < 20, "80 MB at this rate would be 40 s"
     wire_.server.close()
 
@@ -259,10 +266,10 @@ def test_bytes_that_never_arrive_are_a_stall_and_not_nothing(ports: list[int]) -
         threading.Thread(target=swallow, daemon=True).start()
         started = time.monotonic()
         answer = send(port)
-        assert answer["stalled"] == "bytes that are sent do not arrive" and "throughput_bytes_per_s" not in answer
+        assert answer.stalled == "bytes that are sent do not arrive" and answer.throughput_bytes_per_s is None
         assert time.monotonic() - started < 20
     refused = send(port)
-    assert refused["stalled"] == "Connection refused"
+    assert refused.stalled == "Connection refused"
 
 
 def test_stalls_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,5 +281,5 @@ def test_stalls_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
         started = time.monotonic()
         found = throughput.send_all(targets, 1 << 20, 0.1)
         assert time.monotonic() - started < 8, "sixty targets that are each asked twice, for 0.2 s, would be 24 s"
-        assert found[0]["stalled"] and not any("throughput_bytes_per_s" in entry for entry in found)
-        assert "stalled" not in found[-1], "no time was left to find out"
+        assert found[0].stalled and not any(entry.throughput_bytes_per_s for entry in found)
+        assert found[-1].stalled is None, "no time was left to find out"

@@ -14,10 +14,7 @@ from homelab.shared.protocol import machine_messages
 from homelab.shared.protocol.message import Message
 
 READ_AS: list[tuple[type[BaseModel], Any]] = [
-    (facts.Facts, machine_messages.Facts), (answers.Port, machine_messages.Port), (answers.PacketSent, machine_messages.PacketSent),
-    (answers.Dials, machine_messages.Dials), (answers.Dial, machine_messages.Dial), (answers.CollectiveLine, machine_messages.CollectiveLine),
-    (answers.CollectiveLook, machine_messages.CollectiveLook), (answers.CollectiveRank, machine_messages.CollectiveRank),
-    (answers.CollectiveEnded, machine_messages.CollectiveEnded), ]  # fmt: skip
+    (facts.Facts, machine_messages.Facts), ]  # fmt: skip
 OF_THE_WORKER = {"chat", "dry-run", "sample-data", "build-model"}  # its own programs answer; the node passes their words on
 
 

@@ -22,6 +22,7 @@ from homelab.controller.config.file_faults import faults_of
 from homelab.controller.config.recipe import parse_recipe
 from homelab.controller.facts import card_generation
 from homelab.controller.facts.node import Facts
+from homelab.controller.facts.reading import read
 from homelab.controller.features.bench import card_choice
 from homelab.controller.features.bench.card_recipe import CardRecipe, Kind
 from homelab.controller.features.preflight import gather
@@ -30,12 +31,12 @@ from homelab.controller.planning.speed import measured_cards
 from homelab.controller.planning.speed.measured_cards import MeasuredCard, Table
 from homelab.controller.planning.speed.speed_profiles import cpu_name
 from homelab.controller.planning.types import Plan
-from homelab.controller.remote.answers import CollectiveLine, CollectiveRank
 from homelab.controller.remote.decoding import decoded
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.remote.session import Stream
 from homelab.controller.run import signals
 from homelab.shared.protocol.card_messages import GpuFacts
+from homelab.shared.protocol.collective_messages import CollectiveLine, CollectiveRank
 from homelab.shared.protocol.collective_stages import DONE
 from homelab.shared.protocol.errors import parts_of
 
@@ -166,7 +167,7 @@ def _line(node: str, text: bytes | None) -> CollectiveLine:
         answer = decoded(text)
         if isinstance(answer, dict) and isinstance(answer.get("error"), dict):
             raise HomelabError(str(answer["error"].get("message")), where=f"node {node}", hint=homelab("preflight --nodes", node))
-        return CollectiveLine.model_validate(answer)
+        return read(CollectiveLine, answer)
     except (ValueError, ValidationError):
         raise HomelabError(
             "it answered with something that homelab's agent does not say", where=f"node {node}", hint=homelab("preflight --nodes", node)

@@ -18,12 +18,13 @@ from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.node_words import advice
 from homelab.controller.base.sanitize import plain_lines
 from homelab.controller.base.say import Say
+from homelab.controller.facts.reading import read
 from homelab.controller.planning.types import NodePlan, Plan
-from homelab.controller.remote.answers import CollectiveLine
 from homelab.controller.remote.decoding import decoded
 from homelab.controller.remote.fanout import Fleet, on_all
 from homelab.controller.remote.session import Stream
 from homelab.controller.run import signals
+from homelab.shared.protocol.collective_messages import CollectiveLine
 from homelab.shared.protocol.collective_stages import DONE
 from homelab.shared.protocol.errors import parts_of
 
@@ -162,7 +163,7 @@ class _Watch:
             if isinstance(answer, dict) and isinstance(answer.get("error"), dict):
                 self._lost[name] = plain_lines(str(answer["error"].get("message")))
             else:
-                self._lines[name] = CollectiveLine.model_validate(answer)
+                self._lines[name] = read(CollectiveLine, answer)
         except (ValueError, ValidationError):
             self._lost[name] = "it answered with something that homelab's agent does not say"
 

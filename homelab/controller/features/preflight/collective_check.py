@@ -20,13 +20,14 @@ from homelab.controller.checks.collective import judge as judges
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.recipe import parse_recipe
 from homelab.controller.facts.collective_check import CollectiveResult, Measured, RankState, WrongSum
+from homelab.controller.facts.reading import read
 from homelab.controller.features.preflight.collective_state import CollectiveOutcome, CollectiveTestState
 from homelab.controller.planning.types import Plan
-from homelab.controller.remote.answers import CollectiveLine, CollectiveLook
 from homelab.controller.remote.decoding import decoded
 from homelab.controller.remote.fanout import Fleet, on_all
 from homelab.controller.remote.session import Stream
 from homelab.controller.run import signals
+from homelab.shared.protocol.collective_messages import CollectiveLine, CollectiveLook
 
 PROGRAM = ("-m", "homelab.worker.tools.collective_check")
 _AGENT_LIMIT_S = 280.0  # more than any limit here: an agent without a listener ends its part by itself
@@ -135,7 +136,7 @@ def _take(stages: CollectiveTestState, name: str, line: bytes | None) -> None:
         if isinstance(answer, dict) and isinstance(answer.get("error"), dict):
             stages.lose(name, plain_lines(str(answer["error"].get("message"))), now)
         else:
-            stages.hear(name, CollectiveLine.model_validate(answer), now)
+            stages.hear(name, read(CollectiveLine, answer), now)
     except (ValueError, ValidationError):
         stages.lose(name, "it answered with something that homelab's agent does not say", now)
 
@@ -182,7 +183,7 @@ def _given_up(
         say("collective test: asking every node what it is doing")
         answers, _ = fleet.ask("collective-look", {"name": test}, names=names, timeout_s=short_job.ASK_S)
         for name, answer in answers.items():
-            node_look = CollectiveLook.model_validate(answer)
+            node_look = read(CollectiveLook, answer)
             # for ranks that have not begun: the log of torchrun
             stacks |= {state.rank: node_look.log for state in states if state.node == name}
             stacks |= {rank: entry.stack for rank, entry in node_look.ranks.items()}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from homelab.controller.facts.collective_check import RankState
-from homelab.controller.remote.answers import CollectiveLine
+from homelab.shared.protocol.collective_messages import CollectiveLine
 from homelab.shared.protocol.collective_stages import DONE, IMPORTING, STAGES, STARTING
 
 LIMIT_S = 60.0  # from the start, or from when the last rank had imported torch

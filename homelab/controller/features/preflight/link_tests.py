@@ -18,12 +18,13 @@ from homelab.controller.base.sanitize import plain_lines
 from homelab.controller.checks.evidence import NOT_DIALLED, Evidence, Link
 from homelab.controller.checks.network import bandwidth
 from homelab.controller.checks.network.blame import Pair, blame
+from homelab.controller.facts.reading import read
 from homelab.controller.features.preflight import packet_loss
 from homelab.controller.remote import answers
 from homelab.controller.remote.decoding import decoded
-from homelab.controller.remote.dial_answers import Dials, Listening
 from homelab.controller.remote.fanout import Fleet, on_all
 from homelab.controller.remote.session import Stream
+from homelab.shared.protocol.network_messages import Dial, Dials, Listening
 
 _TIMEOUT_S = 2.0  # of one connect: the kernel repeats a lost packet after 1 s
 _OPEN_S = 20.0
@@ -49,7 +50,7 @@ def between(fleet: Fleet, evidence: Evidence, *, measure_wire: bool) -> tuple[Li
     meeting = LinkTest(fleet, evidence, head)
     try:
         links = meeting.dial()
-        places = {name: (evidence.lan[name][0], ready["burst"]) for name, ready in meeting.ready.items() if ready["burst"]}
+        places = {name: (evidence.lan[name][0], ready.burst) for name, ready in meeting.ready.items() if ready.burst}
         links = packet_loss.with_losses(meeting.said, links, meeting.bursts, places)
         return _with_throughput(meeting, links) if measure_wire else links
     finally:
@@ -70,9 +71,9 @@ class LinkTest:
     def close(self) -> None:
         on_all(self.streams, lambda name: self.streams[name].close())
 
-    def ask(self, name: str, request: Mapping[str, Any], timeout_s: float) -> list[dict[str, Any]]:
+    def ask(self, name: str, request: Mapping[str, Any], timeout_s: float) -> tuple[Dial, ...]:
         """One line to this node's process and the links of its answer. Raises HomelabError."""
-        return [entry.model_dump(exclude_none=True) for entry in self.said(name, request, timeout_s).links]
+        return self.said(name, request, timeout_s).links
 
     def said(self, name: str, request: Mapping[str, Any], timeout_s: float) -> Dials:
         """One line to this node's process and its answer. Raises HomelabError."""
@@ -86,7 +87,7 @@ class LinkTest:
         fault = answers.fault("meet", answer)
         if fault:
             raise _broken(name, f"its agent said something that homelab's does not say ({plain_lines(fault)})")
-        return Dials.model_validate(answer)
+        return read(Dials, answer)
 
     def dial(self) -> tuple[Link, ...]:
         """The links of all pairs."""
@@ -109,38 +110,38 @@ class LinkTest:
         tokens: dict[str, str] = {}
         for target, ready in self.ready.items():
             if target != source:
-                first, *others = ready["ports"]
+                first, *others = ready.ports
                 # Where they are many, each dials another one of the other ports: together they dial them all.
                 others = others[(turn := self.names.index(source) % len(others)) : turn + 1] if is_many and others else others
                 ports = {str(port): often if port == first else 1 for port in (first, *others)}
-                if ready["rendezvous"]:
-                    ports[str(ready["rendezvous"])] = 1
+                if ready.rendezvous:
+                    ports[str(ready.rendezvous)] = 1
                 targets.append({
                     "node": target, "address": self.evidence.lan[target][0], "ports": ports,
-                    "udp": ready["udp"], "packet_bytes": _packet_bytes(self.evidence, source, target),
+                    "udp": ready.udp, "packet_bytes": _packet_bytes(self.evidence, source, target),
                 })  # fmt: skip
-                if ready["burst"]:
+                if ready.burst:
                     tokens[target] = packet_loss.token()
-                    targets[-1]["burst"] = {"port": ready["burst"], "token": tokens[target]}
+                    targets[-1]["burst"] = {"port": ready.burst, "token": tokens[target]}
         count = packet_loss.PACKETS_OF_MANY if is_many else packet_loss.PACKETS
         dialled = self.ask(source, {"dial": targets, "timeout_s": _TIMEOUT_S, "packets": count}, _ANSWER_S)
         for entry in dialled:
-            if entry.get("sent") and entry["node"] in tokens:
-                self.bursts[source, entry["node"]] = packet_loss.Burst(tokens[entry["node"]], entry["sent"])
-        return [self._link(source, entry) for entry in dialled if entry["node"] in self.ready]
+            if entry.sent and entry.node in tokens:
+                self.bursts[source, entry.node] = packet_loss.Burst(tokens[entry.node], entry.sent)
+        return [self._link(source, entry) for entry in dialled if entry.node in self.ready]
 
-    def _link(self, source: str, entry: Mapping[str, Any]) -> Link:
-        target, port = entry["node"], entry["port"]
+    def _link(self, source: str, entry: Dial) -> Link:
+        target, port = entry.node, entry.port
         return Link(
             source=source, target=target, address=self.evidence.lan[target][0], port=port,
-            is_rendezvous=port == self.ready[target]["rendezvous"], error=entry.get("error"),
-            latency_ms=entry.get("latency_ms"), median_ms=entry.get("median_ms"), worst_ms=entry.get("worst_ms"),
-            carried_bytes=entry.get("carried_bytes"), lost_bytes=entry.get("lost_bytes"),
-            repeats=entry.get("repeats", 0),
+            is_rendezvous=port == self.ready[target].rendezvous, error=entry.error,
+            latency_ms=entry.latency_ms, median_ms=entry.median_ms, worst_ms=entry.worst_ms,
+            carried_bytes=entry.carried_bytes, lost_bytes=entry.lost_bytes,
+            repeats=entry.repeats,
         )  # fmt: skip
 
 
-def _open(fleet: Fleet, evidence: Evidence, name: str, head: str | None) -> tuple[Stream, dict[str, Any]]:
+def _open(fleet: Fleet, evidence: Evidence, name: str, head: str | None) -> tuple[Stream, Listening]:
     address = evidence.lan[name][0]
     request = {"address": address, "port": evidence.master_port if name == head else None, "seconds": 120}
     stream = fleet.agent(name).open("meet", request)
@@ -150,7 +151,7 @@ def _open(fleet: Fleet, evidence: Evidence, name: str, head: str | None) -> tupl
         ready = _listening(answer)
         if not ready.ports:
             raise ValueError(ready.error or "no port is free")
-        return stream, {**ready.model_dump(exclude={"error"}), "ports": list(ready.ports)}
+        return stream, ready
     except HomelabError:
         stream.close()
         raise
@@ -162,7 +163,7 @@ def _open(fleet: Fleet, evidence: Evidence, name: str, head: str | None) -> tupl
 def _listening(answer: Any) -> Listening:
     """Raises TypeError for what is no first line of `meet`."""
     try:
-        return Listening.model_validate(answer)
+        return read(Listening, answer)
     except ValidationError as error:
         raise TypeError from error
 
@@ -226,19 +227,19 @@ def _measure(meeting: LinkTest, in_turn: Mapping[str, list[Link]], *, at_once: i
     limit_bytes = max(_SEND_BYTES_LEAST, min(_SEND_BYTES_OF_NODE // others, _SEND_BYTES_MOST))
     limit_s = max(_SEND_S_LEAST, min(_SEND_S_OF_NODE / others, _SEND_S_MOST))
 
-    def send(source: str) -> list[dict[str, Any]]:
+    def send(source: str) -> tuple[Dial, ...]:
         targets = [{"node": link.target, "address": link.address, "port": link.port} for link in in_turn[source]]
         if not targets:
-            return []
+            return ()
         try:
             return meeting.ask(source, {"send": targets, "bytes": limit_bytes, "seconds": limit_s}, _ANSWER_S + 10 * len(targets))
         except HomelabError:
-            return []  # it was dialled well: what is not measured is not known
+            return ()  # it was dialled well: what is not measured is not known
 
     with ThreadPoolExecutor(max_workers=at_once, thread_name_prefix="wire") as pool:
         answered = dict(zip(in_turn, pool.map(send, in_turn), strict=True))
     return {
-        (source, entry["node"]): {field: entry[field] for field in ("throughput_bytes_per_s", "stalled") if entry.get(field)}
+        (source, entry.node): {field: value for field in ("throughput_bytes_per_s", "stalled") if (value := getattr(entry, field))}
         for source, entries in answered.items()
         for entry in entries
     }

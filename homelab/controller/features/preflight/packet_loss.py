@@ -9,8 +9,8 @@ from typing import Any
 
 from homelab.controller.checks.evidence import Link
 from homelab.controller.checks.network.blame import Pair
-from homelab.controller.remote.dial_answers import Dials
 from homelab.controller.remote.fanout import on_all
+from homelab.shared.protocol.network_messages import Dials
 
 PACKETS, PACKETS_OF_MANY = 300, 100  # a pair of up to eight nodes, of more
 _PACKETS_AGAIN = 600

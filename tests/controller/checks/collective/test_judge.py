@@ -13,11 +13,12 @@ from homelab.controller.checks.collective import judge as judges
 from homelab.controller.checks.evidence import Evidence, Finding
 from homelab.controller.facts.collective_check import CollectiveResult, Measured, RankState, WrongSum, seconds_text
 from homelab.controller.facts.node import CollectiveFacts
+from homelab.controller.facts.reading import read
 from homelab.controller.features.preflight import collective_check as control
 from homelab.controller.features.preflight import collective_state
 from homelab.controller.features.preflight.collective_state import CollectiveTestState
-from homelab.controller.remote.answers import CollectiveLine
 from homelab.node.probes import collective_check as probe
+from homelab.shared.protocol.collective_messages import CollectiveLine
 from homelab.shared.protocol.message import as_json
 from tests.controller.checks import healthy
 
@@ -29,7 +30,7 @@ RANKS = {"tower": (0,), "laptop": (1,), "oldtower": (2, 3)}
 def line(phase: str = "waiting for the other nodes", ended: dict[str, Any] | None = None, **ranks: Any) -> CollectiveLine:
     """A line of an agent; `r1="joining"`, or r1={...}."""
     entries = {name[1:]: {"stage": entry} if isinstance(entry, str) else entry for name, entry in ranks.items()}
-    return CollectiveLine.model_validate({"phase": phase, "ranks": entries, "ended": ended})
+    return read(CollectiveLine, {"phase": phase, "ranks": entries, "ended": ended})
 
 
 class Play:

@@ -11,9 +11,10 @@ import pytest
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.checks.evidence import Link
 from homelab.controller.checks.network.blame import Pair
+from homelab.controller.facts.reading import read
 from homelab.controller.features.preflight import packet_loss
 from homelab.controller.features.preflight.packet_loss import Burst
-from homelab.controller.remote.answers import Dials
+from homelab.shared.protocol.network_messages import Dials
 from tests.controller.checks import healthy
 
 pytestmark = pytest.mark.timeout(20)
@@ -36,7 +37,7 @@ class Nodes:
                 pair = (name, target["node"])
                 self.again.append(pair)
                 self.sent[target["burst"]["token"]] = (pair, request["packets"], 1)
-            return Dials.model_validate({"links": [
+            return read(Dials, {"links": [
                 {"node": target["node"], "address": target["address"], "port": 0, "sent": request["packets"]} for target in request["burst"]
             ]})  # fmt: skip
         counted = {}
@@ -44,7 +45,7 @@ class Nodes:
             pair, sent, look = self.sent[token]
             assert pair[1] == name
             counted[token] = round(sent * self.arrives(pair, look))
-        return Dials.model_validate({"links": [], "counted": counted, "dropped": self.dropped})
+        return read(Dials, {"links": [], "counted": counted, "dropped": self.dropped})
 
     def found(self, links: tuple[Link, ...] | None = None) -> dict[Pair, float]:
         bursts = {pair: Burst(token, sent) for token, (pair, sent, _) in list(self.sent.items())}

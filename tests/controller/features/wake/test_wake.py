@@ -16,6 +16,7 @@ from homelab.controller.features.wake.sleepers import Sleeper
 from homelab.node.network import wake as node_wake
 from homelab.node.system import ports
 from homelab.shared.protocol import magic_packet
+from homelab.shared.protocol.network_messages import PacketSent
 from tests import builders
 
 pytestmark = pytest.mark.timeout(30)
@@ -52,9 +53,9 @@ def remember(name: str = "laptop", **changes: Any) -> Sleeper:
 
 
 def test_the_packet_is_that_of_the_paper_and_arrives(listener: socket.socket) -> None:
-    assert node_wake.wake({"mac": MAC, "network": LOOPBACK}) == {"sent": True}
+    assert node_wake.wake({"mac": MAC, "network": LOOPBACK}) == PacketSent(sent=True)
     assert listener.recv(200) == bytes.fromhex("ff" * 6 + "2cf05d001122" * 16)
-    assert not magic_packet.is_in("203.0.113.0/24") and node_wake.wake({"mac": MAC, "network": "203.0.113.0/24"}) == {"sent": False}
+    assert not magic_packet.is_in("203.0.113.0/24") and node_wake.wake({"mac": MAC, "network": "203.0.113.0/24"}) == PacketSent(sent=False)
     for odd in ("2c:f0:5d:00:11", "", "zz:f0:5d:00:11:22"):
         with pytest.raises(ValueError):
             magic_packet.packet(odd)
