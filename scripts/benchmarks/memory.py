@@ -159,6 +159,7 @@ def _save(folder: Path, config: dict[str, Any]) -> Path:
 
 
 _REST_OF_TRAIN = {
+    "steps": 1,
     "global_batch": 1,
     "learning_rate": 1e-3,
     "warmup_steps": 0,

@@ -27,6 +27,7 @@ def remember(desk: Desk, **changes: Any) -> list[Path]:
             "schema": 1, "model": "/nowhere/model", "method": {"kind": "lora", "rank": 16, "targets": "all-linear"}, "precision": "fp32",
             "device": "cpu", "gradient_checkpointing": True, "fused_loss": True, "torch": version("torch"), "measured_at": time.time(),
             "run": "an-earlier-run", "world_size": 2, "sync_s": 0.2, "seq_len": 1024,
+            "syncs": [{"strategy": "ddp", "compress": "none", "world_size": 2, "sync_s": 0.2}],
             "ranks": [{"local_rank": 0, "step_s": 0.0, "micro_batch_s": 0.0, "token_s": token_s}], **changes,
         }  # fmt: skip
         file.write_text(json.dumps(content))

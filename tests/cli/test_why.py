@@ -13,6 +13,7 @@ import pytest
 from homelab.controller.attempt import diagnosis_store
 from homelab.controller.diagnose.cause import Diagnosis
 from homelab.controller.features.status.failure import since
+from homelab.controller.run import events
 from homelab.controller.run.paths import RunPaths
 from homelab.lab import Lab
 from scripts.practice.desk import Desk, wait_until
@@ -136,19 +137,22 @@ def test_a_run_that_did_not_fail_and_one_that_nobody_knows(desk: Desk, cli_lab: 
     assert (desk.folder / "runs" / found["run"] / "events.jsonl").read_text() == events
 
 
-def lines(*texts: str) -> list[dict[str, object]]:
-    return [{"time": float(number), "what": text} for number, text in enumerate(texts)]
+def lines(*told: events.Event) -> list[dict[str, object]]:
+    return [{"time": float(number), **entry.line()} for number, entry in enumerate(told)]
 
 
 def test_what_was_done_since() -> None:
+    failed, lost = events.state("failed", 1, "the disk is full"), events.state("lost", 2)
+    again, running = (events.resumed(number, 5, is_program=False) for number in (2, 3)), events.state("running", 1)
+    second, third = again
     story = lines(
-        "launched", "attempt 1 started", "running", "failed: the disk is full", "attempt 2 goes on after step 5", "running", "lost",
-        "attempt 3 did not start", "attempt 3 goes on after step 5", "running",
+        events.event("launched"), events.event("attempt-started", 1), running, failed, second, running, lost,
+        events.event("attempt-not-started", 3, because="x"), third, running,
     )  # fmt: skip
     assert [row.time for row in since(story, 1)] == [4, 5, 6, 7, 8, 9]
     assert [row.time for row in since(story, 2)] == [7, 8, 9]
     assert since(story, 3) == () and since([], 1) == () and since(story, 9) == ()
-    unseen = lines("launched", "attempt 1 started", "attempt 2 goes on after step 5")
+    unseen = lines(events.event("launched"), events.event("attempt-started", 1), events.resumed(2, 5, is_program=False))
     assert [row.text for row in since(unseen, 1)] == ["attempt 2 goes on after step 5"]
     assert since([{"time": 1.0}, {"what": 5}], 1) == ()
 

@@ -68,6 +68,7 @@ def task_of(run_dir: Path, nodes: Sequence[str] = ("here",), *, rank: int = 0, p
         "device": "cpu",
         "precision": "fp32",
         "resume_step": 0,
+        "strategy": "ddp",
         "ranks": ranks,
         **(plan or {}),
     }
@@ -75,6 +76,7 @@ def task_of(run_dir: Path, nodes: Sequence[str] = ("here",), *, rank: int = 0, p
         "name": run_dir.name,
         "recipe": resolved_recipe(**changes),
         "recipe_hash": "r1",
+        "moment": "2026-11-26T12:00:00+00:00",
         "data": {"train": {"path": "/d/chats.jsonl", "kind": "file"}, "eval": None},
     }
     return Task(run_dir, 1, nodes[rank], rank, 0, len(nodes), run, whole)

@@ -30,7 +30,7 @@ def refuse_other(run_json: Mapping[str, Any], where: str, aside: str) -> None:
     schema = run_json.get("schema", SCHEMA)
     if type(schema) is not int:
         return
-    if is_known(run_json) or (schema == SCHEMA and "recipe" not in run_json):
+    if is_known(run_json) or "schema" not in run_json or not isinstance(run_json.get("recipe"), dict):
         return
     version, own = _known(_VERSION, run_json.get("homelab")), homelab.__version__
     if schema > SCHEMA:

@@ -106,6 +106,8 @@ def run(folder: Path, of: Path, data: Path, **changes: Any) -> Path:
         section, key = name.split("__")
         assert key in recipe[section], name
         recipe[section][key] = value
+    if recipe["train"]["steps"] is not None:
+        recipe["train"]["epochs"] = None
     source = {"path": str(data), "sha256": hashlib.sha256(data.read_bytes()).hexdigest(), "kind": "file"}
     digest = hashlib.sha256(json.dumps([recipe, source], sort_keys=True).encode()).hexdigest()[:16]
     folder.mkdir(parents=True)

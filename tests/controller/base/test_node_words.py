@@ -100,6 +100,7 @@ def test_every_hint_of_an_answer_is_quoted_or_has_a_reason() -> None:
         if module.name.startswith(
             (
                 "homelab.controller.facts.",
+                "homelab.shared.protocol.",
                 "homelab.controller.run.",
                 "homelab.controller.remote.",
                 "homelab.controller.features.results.",

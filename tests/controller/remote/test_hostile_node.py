@@ -57,7 +57,8 @@ COMMANDS = {
 }  # fmt: skip
 # Command -> why no lie is told to it here.
 NOT_SWEPT = {
-    "explain": "asks no node", "demo": "its nodes are its own", "lab": "its nodes are its own", "export": "asks no node", "trust": "asks for host keys alone (test_hostkeys.py)",
+    "explain": "asks no node", "schema": "asks no node", "demo": "its nodes are its own", "lab": "its nodes are its own", "export": "asks no node",
+    "trust": "asks for host keys alone (test_hostkeys.py)",
     "gguf": "makes as merge does, brings as fetch does", "push": "brings the model as fetch does, then asks the hub", "tensorboard": "asks as track does, and serves until Ctrl-C",
     "bench": "launches, follows and reports as launch, status and report do", "supervise": "looks as status does and recovers as recover does, as long as a run lives",
     "wake": "asks for one true or false, and waits for minutes", "init": "asks for the facts, as preflight does; its words become a file (test_proposal.py)",

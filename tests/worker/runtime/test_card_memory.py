@@ -47,7 +47,7 @@ def test_it_is_what_neither_others_nor_torch_hold(monkeypatch: pytest.MonkeyPatc
     assert card_memory.beside_torch_bytes(unknown) is None
 
 
-def test_it_is_kept_for_thecards_of_one_kind() -> None:
+def test_it_is_kept_for_the_cards_of_one_kind() -> None:
     report = Report(Speed(0.1, 0.1, 0.1), 10, 1.0, 1.0, 0.1)
     found: dict[str, Any] | None = speed_profile.content(
         task("A", "B", "A"),
