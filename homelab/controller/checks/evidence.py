@@ -12,10 +12,9 @@ from homelab.controller.base.hint import NO_COMMAND, Command, Hint, homelab
 from homelab.controller.config.cluster import Cluster, Node
 from homelab.controller.config.recipe import Recipe
 from homelab.controller.facts.collective_check import CollectiveResult
-from homelab.controller.facts.data_sample import SampleResult
-from homelab.controller.facts.model_build import BuildResult
 from homelab.controller.facts.node import Facts
 from homelab.controller.planning.types import Plan
+from homelab.shared.protocol.worker_messages import BuildResult, SampleResult
 
 Level = Literal["ok", "warn", "fail"]
 NOT_DIALLED = "not dialled: "  # how the error of a `Link` begins that could not even be tried

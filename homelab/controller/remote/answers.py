@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
-from homelab.controller.base.models import WireModel
-from homelab.controller.facts.data_sample import SampleOfData
-from homelab.controller.facts.model_build import BuildAnswer
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.reading import read
-from homelab.controller.remote.bounds import Count, NodeName, Seconds, Words
-from homelab.controller.remote.poll_reply import Line
 from homelab.shared.protocol.checkpoint_messages import Checkpoints, HasFile, Manifest
 from homelab.shared.protocol.collective_messages import CollectiveLook
 from homelab.shared.protocol.message import REQUIRED, Message, as_json, defaults
@@ -22,31 +17,7 @@ from homelab.shared.protocol.result_messages import ResultFiles, Results, RunFol
 from homelab.shared.protocol.run_messages import Described, Energies, Reply, Runs, Stacks, Stopped, SupervisorLook
 from homelab.shared.protocol.setup_messages import ModelState, SetupMade, SetupReceived, SetupRemoved, SetupShared, SetupState
 from homelab.shared.protocol.supervisor_messages import SupervisorEnded, SupervisorNeeds, SupervisorReach, SupervisorStarted
-
-Tail = Annotated[tuple[Line, ...], Field(max_length=50_000)]
-
-
-class Answer(WireModel):
-    """`chat`. `notes`: on what the model was loaded."""
-
-    answer: Annotated[str, Field(max_length=1_000_000)]
-    notes: Annotated[tuple[Words, ...], Field(max_length=100)] = ()
-
-
-class DryRunResult(WireModel):
-    """One situation of a `dry-run`."""
-
-    peak_bytes: Count
-    at: Annotated[str, Field(max_length=200)]
-    items: Annotated[dict[NodeName, Count], Field(max_length=1000)]
-    seconds: Seconds
-
-
-class DryRuns(WireModel):
-    """`dry-run`: in the order of the situations, fewer when the time was over."""
-
-    results: Annotated[tuple[DryRunResult, ...], Field(max_length=1000)]
-
+from homelab.shared.protocol.worker_messages import Answer, BuildAnswer, DryRuns, SampleOfData
 
 SHAPES: dict[str, type[BaseModel] | type[Message]] = {
     "facts": Facts, "wake": PacketSent, "poll": Reply, "runs": Runs, "describe": Described, "stop": Stopped, "undo": Stopped, "claim": Claimed, "stacks": Stacks,

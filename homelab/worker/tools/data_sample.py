@@ -9,7 +9,7 @@ without a model and without torch. Reads one JSON object from standard input:
 "split", "revision"}, "shown"} instead: then it is a data set of the hub (`homelab.worker.data.hub`).
 
 and prints {"tokenizer": null or {"where", "message", "hint"}, "files": {"train": {...}}, "seconds"}; the fields of a file are those of
-`homelab.controller.facts.data_sample.FileSample`.
+`homelab.shared.protocol.worker_messages.FileSample`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Reads one JSON object from standard input:
     {"model": folder or hub id, "revision": null, "method": [method], "train": [train], "precision": "bf16", "strategy": "ddp"}
 
 and prints {"findings": [{"topic", "level", "message", "where", "hint"}], "seconds"} and, of a model that could be built, "trained" and "total"
-(numbers of weights), "adapted" (modules with adapters -> how many), "chance", "tied", "embedding_rows", "positions" (null: any), "largest_id" and
+(numbers of weights), "embedding_rows", "positions" (null: any), "largest_id" and
 "beyond" (the tokens that the embedding lacks), "loose_experts_bytes" (routed experts that a quantised base leaves as they are). With "fetch": true (and
 "known", names that a person may have meant) the small files come from the hub first, and "config" and "has_chat_template" are said, too.
 """
@@ -28,8 +28,6 @@ from homelab.worker.errors import WorkerError
 from homelab.worker.model import base_kind
 from homelab.worker.runtime.recipe import section
 from homelab.worker.tools import hub_model
-
-_MOST_NAMES = 20
 
 
 def look(question: dict[str, Any]) -> dict[str, Any]:
@@ -159,13 +157,9 @@ def _counts_items(model: Any) -> bool | None:
 def _figures(model: Any) -> dict[str, Any]:
     from homelab.worker.model import inspection
 
-    found = inspection.inspect(model)
     return {
-        "trained": found.trained,
+        "trained": inspection.inspect(model).trained,
         "total": sum(parameter.numel() for parameter in inspection.base_of(model).parameters()),
-        "adapted": dict(list(found.adapted.items())[:_MOST_NAMES]),
-        "chance": [str(source)[:200] for source in found.chance if not source.is_adapter][:_MOST_NAMES],
-        "tied": bool(found.tied),
     }
 
 

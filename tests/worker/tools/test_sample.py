@@ -18,12 +18,13 @@ import pytest
 from homelab.controller.attempt import inputs
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.config.recipe import Recipe
-from homelab.controller.facts.data_sample import FileSample, SampleResult
 from homelab.controller.facts.node import Facts
+from homelab.controller.facts.reading import read
 from homelab.controller.features.preflight import data_sample
 from homelab.controller.remote.fanout import Fleet
 from homelab.shared.protocol import file_kind
 from homelab.shared.protocol.data_rows import beginning
+from homelab.shared.protocol.worker_messages import FileSample, SampleResult
 from homelab.worker.data import readers
 from homelab.worker.errors import WorkerError
 from homelab.worker.tools import data_sample as looking
@@ -37,7 +38,7 @@ DATA = {"format": "auto", "completion_only": True, "packing": False, "split": "t
 def look(path: Path, tokenizer: Any, *, seq_len: int = 512, **data: Any) -> FileSample:
     """One file, in this process."""
     question = {"files": {"train": {"path": str(path), "shown": "mine", "whole": True}}, "data": {**DATA, **data}, "seq_len": seq_len}
-    return FileSample.model_validate(looking.look(question, tokenizer)["train"])
+    return read(FileSample, looking.look(question, tokenizer)["train"])
 
 
 @pytest.fixture
@@ -195,7 +196,7 @@ def test_the_longest_row_of_a_large_file_is_behind_its_beginning(
 
     def asked(longest: list[dict[str, Any]]) -> FileSample:
         file = {"path": str(write("start.jsonl", start)), "shown": "mine", "whole": False, "longest": longest}
-        return FileSample.model_validate(looking.look({"files": {"train": file}, "data": DATA, "seq_len": 512}, tokenizer)["train"])
+        return read(FileSample, looking.look({"files": {"train": file}, "data": DATA, "seq_len": 512}, tokenizer)["train"])
 
     found = asked(longest)
     assert (found.longest_tokens, found.longest_at) == (1001, "mine, line 32")

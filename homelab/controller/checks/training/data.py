@@ -14,9 +14,9 @@ from homelab.controller.checks.check import Problem, check, subject
 from homelab.controller.checks.evidence import Evidence, answered, lacks_recipe, majority
 from homelab.controller.config.cluster import Node
 from homelab.controller.config.recipe import TrainRecipe
-from homelab.controller.facts.data_sample import FileSample
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.node_commands import copy_between, on_node, path_word
+from homelab.shared.protocol.worker_messages import FileSample
 
 MOST_TRUNCATED = 0.10
 FAR_TOO_LONG = 10  # times seq_len: next to nothing of such a sample is trained on

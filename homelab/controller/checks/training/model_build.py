@@ -10,8 +10,8 @@ from homelab.controller.base.units import decimal_size
 from homelab.controller.checks.check import Problem, check
 from homelab.controller.checks.evidence import Evidence, Level
 from homelab.controller.config.recipe import TrainRecipe
-from homelab.controller.facts.model_build import BuildResult
 from homelab.controller.planning.advice import excess
+from homelab.shared.protocol.worker_messages import BuildResult
 
 
 @check(

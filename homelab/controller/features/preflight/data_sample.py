@@ -15,12 +15,13 @@ from homelab.controller.base.say import Say
 from homelab.controller.checks import registry
 from homelab.controller.checks.evidence import Evidence, majority
 from homelab.controller.config.recipe import Recipe, TrainRecipe
-from homelab.controller.facts.data_sample import SampleResult
+from homelab.controller.facts.reading import read
 from homelab.controller.features.preflight import data_sample
 from homelab.controller.remote import ship
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import hub_token
 from homelab.shared.protocol.data_rows import beginning, longest_after
+from homelab.shared.protocol.worker_messages import SampleResult
 
 SENT_BYTES = 4 << 20  # of a file that lies on this machine: 35 ms on 1 Gbit/s
 _KEPT_S, _LOOK_S = 20.0, 150.0
@@ -54,7 +55,7 @@ def look(fleet: Fleet, evidence: Evidence, recipe: Recipe, material: list[Recipe
         return SampleResult(node=node, refused=error.message[:500])
     except OSError as error:  # a file here that is gone or cannot be read: shipping it will say so
         return SampleResult(node=node, refused=str(error)[:500])
-    return SampleResult.model_validate({**(answer or {}), "node": node})
+    return read(SampleResult, {**(answer or {}), "node": node})
 
 
 def _place(evidence: Evidence, items: dict[str, RecipeInput]) -> tuple[str, str | None]:

@@ -10,13 +10,14 @@ from typing import Any
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.recipe import Recipe, TrainRecipe
-from homelab.controller.facts.model_build import BuildResult
 from homelab.controller.facts.node import Facts
+from homelab.controller.facts.reading import read
 from homelab.controller.planning.memory import dry_run
 from homelab.controller.planning.model import known_models
 from homelab.controller.remote import ship
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import hub_token
+from homelab.shared.protocol.worker_messages import BuildResult
 
 _LOOK_S = 150.0
 
@@ -34,7 +35,7 @@ def look(fleet: Fleet, evidence: Evidence, recipe: Recipe) -> BuildResult | None
         return None
     try:
         answer = fleet.agent(node).ask("build-model", question(evidence.facts[node], recipe), timeout_s=_LOOK_S)
-        return BuildResult.model_validate({**answer["built"], "node": node})
+        return read(BuildResult, {**answer["built"], "node": node})
     except HomelabError as error:
         return BuildResult(node=node, refused=error.message[:500])
     except (ValueError, TypeError, KeyError):  # pydantic's is a ValueError
