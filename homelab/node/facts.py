@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.machine_messages import Facts
 
 PROBES = (
     "system",
@@ -26,15 +25,15 @@ PROBES = (
 )
 
 
-def collect(request: JsonObject) -> Facts:
+def collect(request: JsonObject) -> JsonObject:
     """The facts (types: `homelab.controller.facts.node.Facts`).
 
     `request`: node, workdir, peers, port, model, revision, method {"kind"}, data {role: path}.
     """
-    facts: Facts = {"node": request["node"], "broken": {}}
+    facts: JsonObject = {"node": request["node"], "broken": {}}
     for name in PROBES:
         try:
-            facts[name] = importlib.import_module("homelab.node.probes." + name).read(request)  # type: ignore[literal-required]
+            facts[name] = importlib.import_module("homelab.node.probes." + name).read(request)
         except Exception as error:  # noqa: BLE001 - one broken probe takes nothing from the others
             facts["broken"][name] = (f"{type(error).__name__}: {error}")[:300]
     return facts

@@ -15,68 +15,12 @@ import traceback
 from typing import TYPE_CHECKING
 
 from homelab.shared.protocol import message, secrecy
+from homelab.shared.protocol.verbs import VERBS
 
 if TYPE_CHECKING:
     from typing import Any, BinaryIO, TextIO
 
     from homelab.shared.protocol.files import JsonObject
-
-# Verb -> (module, function, stream of its body). Modules are imported when they are needed: an answer costs milliseconds.
-VERBS = {
-    "build-model": ("model_build", "build", ""),
-    "chat": ("worker_programs", "chat", ""),
-    "checkpoints": ("storage.transfer", "checkpoints", ""),
-    "claim": ("run.claims", "claim", ""),
-    "collective": ("collective_check", "collective", ""),
-    "collective-end": ("collective_check", "end", ""),
-    "collective-keep": ("collective_check", "keep", ""),
-    "collective-look": ("collective_check", "look", ""),
-    "converse": ("conversation", "converse", ""),
-    "describe": ("run.poll", "describe", ""),
-    "dry-run": ("worker_programs", "dry_run", ""),
-    "energies": ("run.energy_meter", "energies", ""),
-    "facts": ("facts", "collect", ""),
-    "follow": ("run.status_stream", "follow", ""),
-    "free-port": ("system.ports", "answer_free_port", ""),
-    "has-file": ("storage.transfer", "has_file", ""),
-    "manifest": ("storage.transfer", "checkpoint_manifest", ""),
-    "mark-stop": ("run.torchrun", "mark_stop", ""),
-    "meet": ("network.connectivity", "meet", ""),
-    "model-look": ("setup.model_folder", "look", ""),
-    "model-receive": ("setup.model_folder", "receive", "stdin"),
-    "poll": ("run.poll", "poll", ""),
-    "receive-checkpoint": ("storage.transfer", "receive_checkpoint", "stdin"),
-    "receive-file": ("storage.transfer", "receive_file", "stdin"),
-    "release": ("run.claims", "release", ""),
-    "result-files": ("storage.results", "listed", ""),
-    "result-look": ("storage.results", "look", ""),
-    "result-make": ("result_programs", "make", ""),
-    "result-part": ("storage.results", "send_part", "stdout"),
-    "run-remove": ("run.run_folders", "remove", ""),
-    "run-weigh": ("run.run_folders", "weigh", ""),
-    "runs": ("run.poll", "runs", ""),
-    "sample-data": ("data_sample", "sample_data", "stdin"),
-    "saved-files": ("storage.results", "listed", ""),
-    "send-checkpoint": ("storage.transfer", "send_checkpoint", "stdout"),
-    "setup-fetch": ("setup.download", "download", ""),
-    "setup-look": ("setup.installed", "look", ""),
-    "setup-make": ("setup.worker_environment", "make", ""),
-    "setup-receive": ("setup.pieces", "receive", "stdin"),
-    "setup-remove": ("setup.worker_environment", "remove", ""),
-    "setup-share": ("setup.share", "share", ""),
-    "stacks": ("run.stacks", "stacks", ""),
-    "start": ("run.torchrun", "start", ""),
-    "stop": ("run.torchrun", "stop", ""),
-    "supervisor-discard": ("run.supervisor_host", "discard", ""),
-    "supervisor-end": ("run.supervisor_host", "end", ""),
-    "supervisor-look": ("run.supervisor_host", "look", ""),
-    "supervisor-needs": ("run.supervisor_host", "needs", ""),
-    "supervisor-put": ("run.supervisor_host", "put", "stdin"),
-    "supervisor-reach": ("run.supervisor_host", "reach", ""),
-    "supervisor-start": ("run.supervisor_host", "start", ""),
-    "undo": ("run.torchrun", "undo", ""),
-    "wake": ("network.wake", "wake", ""),
-}
 
 _WRITERS = ("start", "receive-file", "receive-checkpoint")
 
@@ -130,13 +74,13 @@ def call(verb: str, request: JsonObject, stdin: BinaryIO, stdout: BinaryIO) -> A
     """The answer of a verb; None where it has written its answer itself. Raises ValueError for a verb that does not exist."""
     if verb not in VERBS:
         raise ValueError(f"this agent does not know {verb!r}")
-    module, function, stream = VERBS[verb]
+    declared = VERBS[verb]
     if "workdir" in request:
         from homelab.node import paths
 
         paths.keep_private(request["workdir"], make=verb in _WRITERS)
-    answers = getattr(importlib.import_module(f"homelab.node.{module}"), function)
-    return answers(request, stdin if stream == "stdin" else stdout) if stream else answers(request)
+    answers = getattr(importlib.import_module(f"homelab.node.{declared.module}"), declared.function)
+    return answers(request, stdin if declared.stream == "stdin" else stdout) if declared.stream else answers(request)
 
 
 def refusal_of(error: Exception) -> JsonObject:

@@ -6,14 +6,15 @@ import importlib
 
 import pytest
 
-from homelab.node import facts, verbs
+from homelab.node import facts
+from homelab.shared.protocol.verbs import VERBS
 
 
-@pytest.mark.parametrize("verb", verbs.VERBS)
+@pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_its_function(verb: str) -> None:
-    module, function, stream = verbs.VERBS[verb]
-    assert callable(getattr(importlib.import_module(f"homelab.node.{module}"), function))
-    assert stream in ("", "stdin", "stdout")
+    declared = VERBS[verb]
+    assert callable(getattr(importlib.import_module(f"homelab.node.{declared.module}"), declared.function))
+    assert declared.stream in ("", "stdin", "stdout")
 
 
 @pytest.mark.parametrize("probe", facts.PROBES)

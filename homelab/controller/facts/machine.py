@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-from pydantic import AfterValidator, Field
+from typing import Annotated
 
 from homelab.controller.base.models import WireModel
-from homelab.controller.base.sanitize import plain
 from homelab.controller.facts.base import Run
+from homelab.controller.facts.reading import AsMessage
+from homelab.shared.protocol.run_messages import RunAtWork, RunRecovered
 
 
 class SystemFacts(WireModel):
@@ -105,30 +104,10 @@ class PowerFacts(WireModel):
     updates: UpdateFacts | None = None  # None where nothing updates the node by itself
 
 
-class RunAtWork(WireModel):
-    """What a run that is alive does on the node. `has_ended`: its attempt is over, and processes of it are left. `still_s`: since the last sign of a
-    rank here; `step_s`: of the last steps. None: it does not say. `owner`: who looks after it, "" for nobody."""
-
-    has_ended: bool = False
-    phase: Annotated[str, Field(max_length=40)] = ""
-    step: Annotated[int | None, Field(ge=0)] = None
-    total_steps: Annotated[int | None, Field(ge=0)] = None
-    step_s: Annotated[float | None, Field(gt=0, allow_inf_nan=False)] = None
-    still_s: Annotated[float | None, Field(ge=0, allow_inf_nan=False)] = None
-    owner: Annotated[str, Field(max_length=500)] = ""
-
-
-class RunRecovered(WireModel):
-    """The supervisor of a run that is between two attempts. `process` is read by `homelab.controller.run.process_owner`."""
-
-    by: Annotated[str, Field(max_length=400), AfterValidator(plain)] = ""
-    process: dict[str, Any] = {}
-
-
 class RunsFacts(WireModel):
     """Runs of this project on the node. `at_work`: what those do that are alive. `recovered`: nothing of them is alive, and their supervisor is at work."""
 
     alive: tuple[Run, ...] = ()
-    at_work: dict[Run, RunAtWork] = {}
-    recovered: dict[Run, RunRecovered] = {}
+    at_work: dict[Run, Annotated[RunAtWork, AsMessage]] = {}
+    recovered: dict[Run, Annotated[RunRecovered, AsMessage]] = {}
     secrets_removed: tuple[Run, ...] = ()  # of runs that were over: the node had lost power in them

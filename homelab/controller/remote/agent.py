@@ -15,17 +15,16 @@ from homelab.controller.config.cluster import Cluster, Node
 from homelab.controller.facts.node_commands import by_root, on_node, path_word
 from homelab.controller.remote import answers, ship
 from homelab.controller.remote.bootstrap import AGENT_MARK, ANSWER_MARK, agent_command, unpack_command
-from homelab.controller.remote.decoding import MOST_VALUES, decoded
+from homelab.controller.remote.decoding import decoded
 from homelab.controller.remote.session import Completed, Session, Stream
+from homelab.shared.protocol.verbs import VERBS
 
 _MARK = ANSWER_MARK.encode() + b"\n"
 _AGENT_MARK = AGENT_MARK.encode() + b"\n"
 _OPEN_TIMEOUT_S = 20.0
 _MOST_ANSWER_BYTES = 64 << 20  # with what a shell prints on start, of which only the end is kept
 _KEPT_BYTES = 1 << 20
-# Verb -> the most bytes and values of its answer; a poll brings the metrics of a long run in parts (`homelab.node.run.poll`).
-_LONG = {"poll": (24 << 20, 1_500_000), "describe": (16 << 20, 1_000_000), "stacks": (16 << 20, MOST_VALUES)}
-_MOST_BYTES = 4 << 20  # the longest answers of all other verbs have some hundred kilobytes
+_MOST_BYTES = 4 << 20  # of a greeting, and of bytes that are fetched where nobody knows how many there are
 # A run's own file, which must not change; texts that are made harmless where they are shown (`homelab.controller.remote.poll_reply`).
 _AS_IT_IS = ("describe", "poll", "chat")
 _CODE_MISSING, _PYTHON_MISSING = 97, 98
@@ -102,7 +101,7 @@ class Agent:
 
     def _run(self, verb: str, request: dict[str, Any] | None, body: bytes | BinaryIO, timeout_s: float, into: BinaryIO | None) -> Completed:
         command, head = self._command(verb), self._request(request)
-        most = _LONG.get(verb, (_MOST_BYTES, 0))[0]
+        most = VERBS[verb].most_bytes
         completed = self._run_once(command, head, body, timeout_s, into or _Kept(most, self._endless))
         if completed.returncode == _CODE_MISSING:
             self.unpack(ship.code_dir(self.node.workdir), ship.archive()[1], timeout_s=max(timeout_s, 30.0))
@@ -131,7 +130,7 @@ class Agent:
         # A shell that greets on start has printed before the first mark, a Python that does so before the second.
         output = completed.stdout.partition(_MARK)[2]
         try:
-            answer = decoded(output.partition(_AGENT_MARK)[2] if _AGENT_MARK in output else output, _LONG.get(verb, (0, MOST_VALUES))[1])
+            answer = decoded(output.partition(_AGENT_MARK)[2] if _AGENT_MARK in output else output, VERBS[verb].most_values)
         except ValueError:
             raise self._error(f"it gave no answer to '{verb}' (exit code {completed.returncode})", completed, output) from None
         refusal = answer.get("error") if isinstance(answer, dict) else None

@@ -8,26 +8,16 @@ from pydantic import BaseModel, ValidationError
 
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.reading import read
-from homelab.shared.protocol.checkpoint_messages import Checkpoints, HasFile, Manifest
-from homelab.shared.protocol.collective_messages import CollectiveLook
 from homelab.shared.protocol.message import REQUIRED, Message, as_json, defaults
-from homelab.shared.protocol.network_messages import Dials, PacketSent, Port
-from homelab.shared.protocol.owner_messages import Claimed
-from homelab.shared.protocol.result_messages import ResultFiles, Results, RunFolders, SavedFiles
-from homelab.shared.protocol.run_messages import Described, Energies, Reply, Runs, Stacks, Stopped, SupervisorLook
-from homelab.shared.protocol.setup_messages import ModelState, SetupMade, SetupReceived, SetupRemoved, SetupShared, SetupState
-from homelab.shared.protocol.supervisor_messages import SupervisorEnded, SupervisorNeeds, SupervisorReach, SupervisorStarted
-from homelab.shared.protocol.worker_messages import Answer, BuildAnswer, DryRuns, SampleOfData
+from homelab.shared.protocol.run_messages import Runs
+from homelab.shared.protocol.verbs import VERBS
 
-SHAPES: dict[str, type[BaseModel] | type[Message]] = {
-    "facts": Facts, "wake": PacketSent, "poll": Reply, "runs": Runs, "describe": Described, "stop": Stopped, "undo": Stopped, "claim": Claimed, "stacks": Stacks,
-    "free-port": Port, "meet": Dials, "has-file": HasFile, "checkpoints": Checkpoints, "chat": Answer, "dry-run": DryRuns, "sample-data": SampleOfData, "build-model": BuildAnswer,
-    "collective-look": CollectiveLook, "collective-end": Stopped, "manifest": Manifest, "energies": Energies,
-    "supervisor-needs": SupervisorNeeds, "supervisor-reach": SupervisorReach, "supervisor-start": SupervisorStarted,
-    "run-weigh": RunFolders, "result-files": ResultFiles, "saved-files": SavedFiles, "result-look": Results, "supervisor-look": SupervisorLook, "supervisor-end": SupervisorEnded,
-    "model-look": ModelState, "model-receive": SetupReceived, "setup-look": SetupState, "setup-receive": SetupReceived, "setup-fetch": SetupReceived, "setup-share": SetupShared,
-    "setup-make": SetupMade, "setup-remove": SetupRemoved,
-}  # fmt: skip
+
+def shape(verb: str) -> type[Facts] | type[Message] | None:
+    """What the answer to a verb must be; None where nobody relies on it, or it is bytes."""
+    if verb == "facts":
+        return Facts
+    return VERBS[verb].answer_type() if verb in VERBS else None
 
 
 def without_damage(verb: str, answer: Any) -> Any:
@@ -40,14 +30,14 @@ def without_damage(verb: str, answer: Any) -> Any:
 
 def with_defaults(verb: str, answer: dict[str, Any]) -> dict[str, Any]:
     """The answer with all keys of its shape: who reads one finds it, whatever the node has left out."""
-    shape = SHAPES.get(verb)
-    if shape is None:
+    kind = shape(verb)
+    if kind is None:
         return answer
-    if issubclass(shape, Message):
-        left_out = {name: value for name, value in defaults(shape).items() if value is not REQUIRED}
+    if issubclass(kind, Message):
+        left_out = {name: value for name, value in defaults(kind).items() if value is not REQUIRED}
     else:
         left_out = {
-            name: field.get_default(call_default_factory=True) for name, field in shape.model_fields.items() if not field.is_required()
+            name: field.get_default(call_default_factory=True) for name, field in kind.model_fields.items() if not field.is_required()
         }
     return {name: value.model_dump() if isinstance(value, BaseModel) else as_json(value) for name, value in left_out.items()} | answer
 
@@ -56,12 +46,12 @@ def fault(verb: str, answer: Any) -> str | None:
     """None for an answer that can be used, else what is wrong with it."""
     if not isinstance(answer, dict):
         return "it is no JSON object"
-    shape = SHAPES.get(verb)
+    kind = shape(verb)
     try:
-        if shape is not None and issubclass(shape, Message):
-            read(shape, answer)
-        elif shape is not None:
-            shape.model_validate(answer)
+        if kind is not None and issubclass(kind, Message):
+            read(kind, answer)
+        elif kind is not None:
+            kind.model_validate(answer)
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         where, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")

@@ -11,12 +11,12 @@ from homelab.node import paths
 from homelab.node.run import attempt_records, claims, leftovers, ownership
 from homelab.node.system import processes
 from homelab.shared.protocol import files, layout
+from homelab.shared.protocol.run_messages import RunAtWork, RunRecovered
 
 if TYPE_CHECKING:
     from typing import Any
 
     from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.machine_messages import RunAtWork, RunRecovered
 
 _LAST_LINES = 40
 
@@ -47,7 +47,7 @@ def _recovered(workdir: str, node: str, alive: set[str]) -> dict[str, RunRecover
         node_dir = paths.node_dir(folder, attempt, paths.name_here(folder, attempt, node))
         end = files.read_object(os.path.join(node_dir, layout.EXIT_JSON)) or {}
         if end.get("returncode") != 0 and claims.stopped_attempt(workdir, run) != attempt:
-            found[run] = {"by": supervisor.by, "process": supervisor.process}
+            found[run] = RunRecovered(by=supervisor.by, process=supervisor.process)
     return found
 
 
@@ -58,16 +58,15 @@ def _at_work(workdir: str, run: str, node: str, pids: list[int]) -> RunAtWork:
     node_dir = paths.node_dir(folder, attempt, paths.name_here(folder, attempt, node))
     agent = attempt_records.agent(node_dir) or {}
     beat, home = _newest_beat(os.path.join(paths.attempt_dir(folder, attempt), "ranks"), set(pids))
-    return {
-        "has_ended": os.path.exists(os.path.join(node_dir, layout.EXIT_JSON))
-        or not {agent.get("pid"), agent.get("torchrun_pid")} & set(pids),
-        "phase": beat["phase"] if isinstance(beat.get("phase"), str) else "",
-        "step": _count(beat.get("step")),
-        "total_steps": _count(beat.get("total_steps")),
-        "step_s": _step_s(os.path.join(home, layout.METRICS_JSONL)) if home else None,
-        "still_s": abs(time.time() - beat["time"]) if isinstance(beat.get("time"), (int, float)) else None,
-        "owner": ownership.busy(workdir, run),
-    }
+    return RunAtWork(
+        has_ended=os.path.exists(os.path.join(node_dir, layout.EXIT_JSON)) or not {agent.get("pid"), agent.get("torchrun_pid")} & set(pids),
+        phase=beat["phase"] if isinstance(beat.get("phase"), str) else "",
+        step=_count(beat.get("step")),
+        total_steps=_count(beat.get("total_steps")),
+        step_s=_step_s(os.path.join(home, layout.METRICS_JSONL)) if home else None,
+        still_s=abs(time.time() - beat["time"]) if isinstance(beat.get("time"), (int, float)) else None,
+        owner=ownership.busy(workdir, run),
+    )
 
 
 def _newest_beat(ranks: str, pids: set[int]) -> tuple[JsonObject, str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Optional
 
-from homelab.shared.markers import AtLeast, Below, Longest, Matches
+from homelab.shared.markers import Above, AtLeast, Below, Longest, Matches
 from homelab.shared.protocol.card_messages import GpuFacts
 from homelab.shared.protocol.marks import (
     FEW_LINES,
+    FINITE,
     LATEST,
     MOST_ATTEMPTS,
     MOST_NODES,
@@ -169,6 +170,26 @@ class Stacks(Message):
     ranks: Annotated[dict[Rank, Tail], Longest(MOST_RANKS)]
     cards: Tail = ()
     dumps: Tail = ()
+
+
+class RunAtWork(Message):
+    """What a run that is alive does on a node, in the answer of `facts`. `has_ended`: its attempt is over, and processes of it are left. `still_s`:
+    since the last sign of a rank here; `step_s`: of the last steps. None: it does not say. `owner`: who looks after it, "" for nobody."""
+
+    has_ended: bool = False
+    phase: Annotated[str, Longest(40)] = ""
+    step: Count | None = None
+    total_steps: Count | None = None
+    step_s: Annotated[float, Above(0), FINITE] | None = None
+    still_s: Duration | None = None
+    owner: Annotated[str, Longest(500)] = ""
+
+
+class RunRecovered(Message):
+    """The supervisor of a run that is between two attempts, in the answer of `facts`. `process` is read by `homelab.controller.run.process_owner`."""
+
+    by: Annotated[str, Longest(400), PLAIN] = ""
+    process: Json = {}
 
 
 class NodeLoad(Message):

@@ -29,8 +29,8 @@ from homelab.controller.features.setup.requirements import Lock
 from homelab.controller.remote import answers, ship
 from homelab.controller.remote.decoding import MOST_VALUES, decoded
 from homelab.controller.remote.session import Stream
-from homelab.node import verbs
 from homelab.shared.protocol.errors import EXIT_INTERNAL
+from homelab.shared.protocol.verbs import VERBS
 from tests import builders, watched
 from tests.controller.remote import desks
 from tests.controller.remote.desks import DONE, NAMES, OTHER
@@ -144,7 +144,7 @@ class LyingNode(FakeNode):
         own = io.BytesIO()
         code = super()._answer(verb, request, io.BytesIO(content), own)
         said = own.getvalue()
-        if verbs.VERBS.get(verb, ("", "", ""))[2] != "stdout" and code == 0:
+        if (verb not in VERBS or VERBS[verb].stream != "stdout") and code == 0:
             answer = json.loads(said)
             self.seen.setdefault(verb, answer)
             if self.lie and self.lie[0] == verb:

@@ -15,7 +15,6 @@ import pytest
 
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.remote.agent import Agent
-from homelab.controller.remote.answers import SHAPES
 from homelab.controller.remote.bootstrap import AGENT_MARK, ANSWER_MARK
 from homelab.controller.remote.decoding import decoded
 from homelab.controller.remote.local import LocalSession
@@ -26,6 +25,7 @@ from homelab.node.storage import transfer
 from homelab.shared import markers
 from homelab.shared.protocol import marks
 from homelab.shared.protocol.message import Message
+from homelab.shared.protocol.verbs import VERBS
 from tests import builders
 
 pytestmark = pytest.mark.timeout(60)
@@ -60,7 +60,7 @@ def agent_saying(blocks: Iterator[bytes]) -> tuple[Agent, Says]:
     return Agent(NODE, session), session  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("verb", [*SHAPES, "mark-stop", "release", "run-remove", "collective-keep"])
+@pytest.mark.parametrize("verb", VERBS)
 def test_an_endless_answer_is_cut_off_for_every_verb(verb: str) -> None:
     agent, session = agent_saying(endless(b'{"a": "' + b"x" * 65536))
     with pytest.raises(HomelabError, match="more than") as caught:
@@ -131,25 +131,10 @@ class Open(Message):
 
 
 def test_every_list_of_every_answer_has_an_end() -> None:
-    """A model without a limit grows with what a node sends."""
-    from pydantic import BaseModel
-
-    def open_ended(model: type[BaseModel], path: str = "") -> Iterator[str]:
-        schema = model.model_json_schema()
-        parts = {"": schema, **schema.get("$defs", {})}
-        for part, value in parts.items():
-            for name, field in value.get("properties", {}).items():
-                for choice in (field, *field.get("anyOf", ())):
-                    if choice.get("type") == "array" and "maxItems" not in choice:
-                        yield f"{part or model.__name__}.{name}"
-                    if choice.get("type") == "object" and "maxProperties" not in choice and choice.get("additionalProperties") is not True:
-                        yield f"{part or model.__name__}.{name}"
-
-    # Those of `facts` and of a run's own file are bounded by the values of the whole answer.
-    of_facts = set(open_ended(SHAPES["facts"]))
-    found = {name for model in SHAPES.values() for name in (_endless_fields if issubclass(model, Message) else open_ended)(model)}
+    """A list without a limit grows with what a node sends; those of `facts` are bounded by the values of the whole answer."""
+    found = {name for verb in VERBS.values() if (kind := verb.answer_type()) is not None for name in _endless_fields(kind)}
     assert set(_endless_fields(Open)) == {"Open.bad"}
-    assert found - of_facts == {"RankReply.metrics", "RankReply.before"}, "those are counted for the whole answer"
+    assert found == {"RankReply.metrics", "RankReply.before"}, "those are counted for the whole answer"
 
 
 PROGRAM = """

@@ -17,11 +17,12 @@ from pydantic.errors import PydanticSchemaGenerationError
 import homelab.controller
 from homelab.controller.base.models import WireModel
 from homelab.controller.facts.reading import read
-from homelab.controller.remote.answers import SHAPES
 from homelab.shared import markers
 from homelab.shared.protocol import marks
 from homelab.shared.protocol.message import Message, as_json, defaults, fields
-from homelab.shared.protocol.run_messages import Exit, Reply, RunReply, StatusLine
+from homelab.shared.protocol.network_messages import Listening
+from homelab.shared.protocol.run_messages import Exit, Reply, RunAtWork, RunRecovered, RunReply
+from homelab.shared.protocol.verbs import VERBS
 
 HOMELAB = Path(__file__).resolve().parents[3] / "homelab"
 OF_THE_NODE = {"step_still_s"}  # the node itself decides by it (`homelab.node.run.peer_probe`)
@@ -98,7 +99,11 @@ def _read_names() -> set[str]:
 def test_every_field_of_a_message_is_read() -> None:
     """What nobody reads costs bytes in every answer, and nobody sees when it is wrong."""
     read_names = _read_names() | OF_THE_NODE
-    kinds = {kind for shape in [*SHAPES.values(), StatusLine, Sample] for kind in _kinds(shape)}
+    kinds = {
+        kind
+        for shape in [*(verb.answer_type() for verb in VERBS.values()), Listening, RunAtWork, RunRecovered, Sample]
+        for kind in _kinds(shape)
+    }
     unread = {f"{kind.__name__}.{name}" for kind in kinds for name in set(defaults(kind)) - read_names}
     assert unread == {"Sample.only_of_this_test"}, "of a message that only this test has"
 

@@ -9,9 +9,9 @@ from homelab.controller.base.units import local_moment
 from homelab.controller.checks.check import Problem, check, subject
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.cluster import Node
-from homelab.controller.facts.machine import RunAtWork, RunRecovered
 from homelab.controller.facts.node import Facts
 from homelab.controller.run.state import FRESH_OTHER_S, FRESH_STEP_S
+from homelab.shared.protocol.run_messages import RunAtWork, RunRecovered
 
 
 @check("runs.alive", "no other run of ours is alive on the node, and none is left over", worst="fail", sees="runs")
