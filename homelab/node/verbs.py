@@ -15,7 +15,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from homelab.shared.protocol import message, secrecy
-from homelab.shared.protocol.verbs import VERBS
+from homelab.shared.protocol.verb_table import VERBS
 
 if TYPE_CHECKING:
     from typing import Any, BinaryIO, TextIO

@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 from homelab.node import facts
-from homelab.shared.protocol.verbs import VERBS
+from homelab.shared.protocol.verb_table import VERBS
 
 
 @pytest.mark.parametrize("verb", VERBS)

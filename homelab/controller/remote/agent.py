@@ -17,7 +17,7 @@ from homelab.controller.remote import answers, ship
 from homelab.controller.remote.bootstrap import AGENT_MARK, ANSWER_MARK, agent_command, unpack_command
 from homelab.controller.remote.decoding import decoded
 from homelab.controller.remote.session import Completed, Session, Stream
-from homelab.shared.protocol.verbs import VERBS
+from homelab.shared.protocol.verb_table import VERBS
 
 _MARK = ANSWER_MARK.encode() + b"\n"
 _AGENT_MARK = AGENT_MARK.encode() + b"\n"

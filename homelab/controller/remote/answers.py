@@ -10,7 +10,7 @@ from homelab.controller.facts.node import Facts
 from homelab.controller.facts.reading import read
 from homelab.shared.protocol.message import REQUIRED, Message, as_json, defaults
 from homelab.shared.protocol.run_messages import Runs
-from homelab.shared.protocol.verbs import VERBS
+from homelab.shared.protocol.verb_table import VERBS
 
 
 def shape(verb: str) -> type[Facts] | type[Message] | None:

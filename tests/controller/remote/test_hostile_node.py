@@ -30,7 +30,7 @@ from homelab.controller.remote import answers, ship
 from homelab.controller.remote.decoding import MOST_VALUES, decoded
 from homelab.controller.remote.session import Stream
 from homelab.shared.protocol.errors import EXIT_INTERNAL
-from homelab.shared.protocol.verbs import VERBS
+from homelab.shared.protocol.verb_table import VERBS
 from tests import builders, watched
 from tests.controller.remote import desks
 from tests.controller.remote.desks import DONE, NAMES, OTHER

@@ -25,7 +25,7 @@ from homelab.node.storage import transfer
 from homelab.shared import markers
 from homelab.shared.protocol import marks
 from homelab.shared.protocol.message import Message
-from homelab.shared.protocol.verbs import VERBS
+from homelab.shared.protocol.verb_table import VERBS
 from tests import builders
 
 pytestmark = pytest.mark.timeout(60)

@@ -22,7 +22,7 @@ from homelab.shared.protocol import marks
 from homelab.shared.protocol.message import Message, as_json, defaults, fields
 from homelab.shared.protocol.network_messages import Listening
 from homelab.shared.protocol.run_messages import Exit, Reply, RunAtWork, RunRecovered, RunReply
-from homelab.shared.protocol.verbs import VERBS
+from homelab.shared.protocol.verb_table import VERBS
 
 HOMELAB = Path(__file__).resolve().parents[3] / "homelab"
 OF_THE_NODE = {"step_still_s"}  # the node itself decides by it (`homelab.node.run.peer_probe`)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from homelab.controller.facts.node import Facts
 from homelab.node.facts import PROBES
 from homelab.shared.protocol.message import Message
-from homelab.shared.protocol.verbs import VERBS
+from homelab.shared.protocol.verb_table import VERBS
 
 # `facts` has its type in the controller (`homelab.controller.facts.node`). The others: a word or two that nobody relies on, or bytes; the last two speak
 # line by line, and each line is read where it is heard.
