@@ -19,6 +19,17 @@ TORCH = {"torch", "transformers", "peft", "trl", "bitsandbytes", "accelerate", "
 # Who imports one of these starts machines or commands; a command may import anything.
 LAB = ("homelab/lab/", "scripts/practice/desk.py", "scripts/practice/prepared_commands.py", "tests/servers.py", "tests/ordinary_user.py")
 COMMANDS = {"homelab/__main__.py", "homelab/node/__main__.py", "homelab/worker/training/train.py"}
+FINDS = {
+    "homelab/cli/command_list.py": "homelab/cli/", "homelab/controller/checks/registry.py": "homelab/controller/checks/", "homelab/node/verbs.py": "homelab/node/",
+}  # fmt: skip
+# What is read and not imported: the guide, its reference, and the schemas that are made from the recipe's types.
+PAGES = (
+    "tests/test_docs.py",
+    "tests/test_english.py",
+    "tests/test_evidence.py",
+    "tests/controller/config/test_reference.py",
+    "tests/cli/test_explain.py",
+)
 # They read the whole tree.
 RULES = ("tests/test_limits.py", "tests/test_imports.py", "tests/test_readme.py")
 
@@ -36,8 +47,8 @@ def arrows() -> dict[str, set[str]]:
     modules |= {name.removeprefix("scripts."): file for name, file in modules.items() if name.startswith("scripts.benchmarks")}
     for name, path in files.items():
         found = graph.setdefault(name, set())
-        if name == "homelab/cli/command_list.py":  # which imports a command when it is asked for
-            found |= {other for other in files if other.startswith("homelab/cli/")}
+        if name in FINDS:  # it imports by name what it is asked for
+            found |= {other for other in files if other.startswith(FINDS[name])}
         for word in words(limits.trees().get(path) or ast.parse(path.read_text(encoding="utf-8"))):
             known = next((known for known in (word, word.rpartition(".")[0]) if known in modules), None)
             found.add(modules[known] if known else word.partition(".")[0])
@@ -98,8 +109,10 @@ def above(changed: Iterable[str]) -> set[str]:
         if name.endswith(".py"):
             sources.add(name)
         else:
-            folder = str(Path(name).parent)
-            sources |= {other for other in arrows() if folder != "." and str(Path(other).parent) == folder}
+            folders = [str(parent) for parent in Path(name).parents if len(parent.parts) > 1]
+            beside = [{other for other in arrows() if str(Path(other).parent) == folder} for folder in folders]
+            sources |= next((files for files in beside if files), set())
+            sources |= set(PAGES) if name.endswith(".md") or name.startswith(("homelab/docs/", "recipes/schemas/")) else set()
             sources |= {other for other in tests() if Path(name).name in (ROOT / other).read_text(encoding="utf-8")}
     found = {name for name in tests() if name in sources or reached(name) & sources}
     return found | (set(RULES) if sources else set())

@@ -8,6 +8,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from tests import costs, selection
 
 SAMPLE = """
@@ -65,3 +67,26 @@ def test_what_lies_above_a_change_is_chosen() -> None:
     assert "tests/e2e/test_law.py" in selection.above(["homelab/worker/training/trainer.py"])
     assert "tests/test_readme.py" in selection.above(["README.md"])
     assert selection.above([]) == set()
+
+
+def test_every_file_of_the_product_has_a_test_above_it() -> None:
+    """Programs that other machines start have none: the worker itself, and the maker of the practice model."""
+    product = [name for name in selection.arrows() if name.startswith("homelab/") and not name.endswith("__init__.py")]
+    assert {name for name in product if selection.above([name]) <= set(selection.RULES)} == {
+        "homelab/lab/model.py",
+        "homelab/worker/__main__.py",
+    }
+
+
+@pytest.mark.parametrize(
+    ("changed", "test"),
+    [
+        ("homelab/controller/checks/machine/memory.py", "tests/controller/checks/test_recorded.py"),
+        ("tests/controller/checks/recorded/memory.free.toml", "tests/controller/checks/test_recorded.py"),
+        ("homelab/controller/diagnose/rules/hub.toml", "tests/controller/diagnose/test_rules.py"),
+        ("homelab/docs/preflight.md", "tests/test_english.py"),
+        ("homelab/docs/reference/recipe.train.toml", "tests/controller/config/test_reference.py"),
+    ],
+)
+def test_what_is_read_and_not_imported_has_its_tests(changed: str, test: str) -> None:
+    assert test in selection.above([changed])

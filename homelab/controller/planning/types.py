@@ -205,7 +205,7 @@ class TimeEstimate(Value):
     verdict: tuple[str, ...] = ()
 
 
-class StrategyPrice(Value):
+class StrategyCost(Value):
     """What one strategy would cost on these machines: what the rank that holds most needs for weights, gradient and optimizer, bytes and seconds
     per step. `sent_bytes`: what a rank sends, and as much comes back.
 
@@ -250,7 +250,7 @@ class Plan(Value):
     left_out_because: dict[str, str] = {}
     balance: str = "fixed"  # measured | fixed
     time: TimeEstimate | None = None
-    strategies: tuple[StrategyPrice, ...] = ()
+    strategies: tuple[StrategyCost, ...] = ()
     """The prices of all strategies, in the order in which they are considered; empty for a script and for one rank."""
     launch: LaunchSpec | None = Field(default=None, exclude=True)
     """What is started, until a launcher has rendered it: then every node has its command and its whole environment instead."""

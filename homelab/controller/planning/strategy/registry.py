@@ -13,7 +13,7 @@ from homelab.controller.planning.strategy.base import Assignment, Strategy
 from homelab.controller.planning.strategy.ddp import Ddp
 from homelab.controller.planning.strategy.pipeline.pipeline import Pipeline
 from homelab.controller.planning.strategy.sharded import Fsdp, Hsdp, Zero2, Zero3
-from homelab.controller.planning.types import Choice, Plan, StrategyPrice, TimeEstimate
+from homelab.controller.planning.types import Choice, Plan, StrategyCost, TimeEstimate
 from homelab.controller.planning.work.job import Job, TrainingJob
 from homelab.shared.recipe import parallel
 
@@ -28,7 +28,7 @@ class Selection:
     assignment: Assignment
     time: TimeEstimate | None
     choice: Choice
-    prices: tuple[StrategyPrice, ...] = ()
+    prices: tuple[StrategyCost, ...] = ()
 
 
 def register(strategy: Strategy) -> None:
@@ -114,14 +114,14 @@ def _cheapest(feasible: Sequence[Selection]) -> Selection:
     return dataclasses.replace(best, choice=choice)
 
 
-def _price(job: TrainingJob, strategy: Strategy, result: Assignment | HomelabError) -> StrategyPrice:
+def _price(job: TrainingJob, strategy: Strategy, result: Assignment | HomelabError) -> StrategyCost:
     """What this strategy costs, or why it cannot be."""
     if isinstance(result, HomelabError):
-        return StrategyPrice(name=strategy.name, refused=result.message)
+        return StrategyCost(name=strategy.name, refused=result.message)
     time = strategy.seconds(job, result.ranks)
     held = [sum(item.size_bytes for item in rank.memory.items if item.name in STATE) for rank in result.ranks if rank.memory is not None]
     short = [rank.node for rank in result.ranks if rank.token_cap is not None or (rank.memory is not None and rank.memory.fits is False)]
-    return StrategyPrice(
+    return StrategyCost(
         name=strategy.name, state_bytes=max(held, default=None), without_room=tuple(dict.fromkeys(short)), sent_bytes=_sent_bytes(job, strategy, result),
         wire_s=time.wire_s if time else None, step_s=time.step_s if time else None, tokens_per_s=time.tokens_per_s if time else None,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from homelab.controller.planning.memory import division, rank_memory
 from homelab.controller.planning.model import architecture
 from homelab.controller.planning.strategy import registry
 from homelab.controller.planning.strategy.registry import STRATEGIES, Selection
-from homelab.controller.planning.types import StrategyPrice
+from homelab.controller.planning.types import StrategyCost
 from homelab.controller.planning.work import job
 from homelab.controller.planning.work.job import Job, TrainingJob
 from tests import builders
@@ -43,7 +43,7 @@ def chosen(job_: Job) -> Selection:
     return registry.choose_strategy(job_)
 
 
-def prices(job_: Job) -> dict[str, StrategyPrice]:
+def prices(job_: Job) -> dict[str, StrategyCost]:
     return {price.name: price for price in chosen(job_).prices}
 
 
