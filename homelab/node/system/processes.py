@@ -12,11 +12,12 @@ import time
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
-from homelab.shared.protocol.run_messages import Stopped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
+
+    from homelab.shared.protocol.run_messages import Stopped
 
 
 def _environment(pid: int) -> list[bytes]:
@@ -134,6 +135,8 @@ def end_run(run: str, workdir: str, node: str, grace_s: float = 8.0, spare: Iter
     `ranks`: numbers of processes that were the run's, wherever they are known from; one that is ending already is waited for, too.
     `left` of the answer is what even SIGKILL did not end within 5 s.
     """
+    from homelab.shared.protocol.run_messages import Stopped  # every question asks this module, and few end a run
+
     birth_of = {pid: born(pid) for pid in ranks if is_ending(pid)}
 
     def remaining() -> list[int]:
