@@ -1,4 +1,4 @@
-"""What goes through between the nodes: whether packets arrive, small and large ones, and how many bytes per second."""
+"""How much goes through between the nodes: packets of full size, and bytes per second."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from homelab.controller.base.shell import quote_words
 from homelab.controller.base.units import megabytes
 from homelab.controller.checks.check import Problem, check
 from homelab.controller.checks.evidence import Evidence
-from homelab.controller.checks.network.blame import Pair, address_of, blame, others_of, some
+from homelab.controller.checks.network.blame import Pair, address_of, blame, direction, others_of, some
+from homelab.controller.checks.network.packet_loss import is_lossy
 from homelab.controller.facts.node_commands import as_root, on_node
 
 SLOW_BYTES_PER_S = 30e6  # a quarter of 1 Gbit/s; below it a pair is compared with the others
@@ -17,37 +18,6 @@ SLOW_AGAINST_BEST = 3.0
 FLOOR_BYTES_PER_S = 3e6  # 10 Mbit/s carry 1.2 MB/s: where no pair has more, there is nothing to compare with
 GRADIENT_BYTES = 17e6  # LoRA r=16 of a 7B model in bf16
 ETHERNET_MTU = 1500
-FAIL_LOSS = 0.1  # connections no longer open reliably; with less the training runs, and waits
-
-
-@check(
-    "network.loss",
-    "no packets are lost on the way between two nodes, in either direction",
-    worst="fail",
-    sees="dials",
-    after="network.port",
-)
-def loss(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
-    """Where packets of any size are lost on the way: fail for one in ten and more, else a warning."""
-    losses = evidence.losses
-    for node, pairs in blame(losses, evidence.head).items():
-        shares = [losses[pair] for pair in pairs]
-        least, most = (f"{100 * share:.0f}" for share in (min(shares), max(shares)))
-        share = f"{most} %" if least == most else f"{least} to {most} %"
-        back = "" if any((target, source) in losses for source, target in pairs) else ", and none the other way"
-        message = f"{share} of the packets {_direction(node, pairs)} are lost on the way, small ones too{back}: each one lost makes all nodes wait"
-        command = ["ip", "-s", "link", "show", "dev", evidence.lan[node][1] if node in evidence.lan else "eth0"]
-        hint = (
-            "change its cable, then its port of the switch, or is it on Wi-Fi, a VPN or a power-line adapter? What its card counts: "
-            f"{on_node(evidence.cluster.node(node), quote_words(command))}"
-        )
-        yield node, Problem("fail" if max(shares) >= FAIL_LOSS else "warn", message, hint)
-
-
-def is_lossy(evidence: Evidence, pair: Pair) -> bool:
-    """Whether packets are lost between these two, in any direction: then a packet that is missing proves nothing else."""
-    losses = evidence.losses
-    return pair in losses or (pair[1], pair[0]) in losses
 
 
 @check("network.path_mtu", "packets of full size arrive, in both directions of every pair", worst="fail", sees="dials")
@@ -62,7 +32,7 @@ def path_mtu(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
         size = max(lost[pair].lost_bytes or 0 for pair in pairs)
         carried = min((lost[pair].carried_bytes or 0 for pair in pairs), default=0)
         message = (
-            f"packets of {size} bytes {_direction(node, pairs)} vanish on the way, those of {carried} bytes arrive: connections open, "
+            f"packets of {size} bytes {direction(node, pairs)} vanish on the way, those of {carried} bytes arrive: connections open, "
             f"and hang at the first large message"
         )
         yield node, _smaller(evidence, node, message, size, carried)
@@ -72,7 +42,7 @@ def path_mtu(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
         if link.stalled and link.carried_bytes is None and link.lost_bytes is None and not is_lossy(evidence, (link.source, link.target))
     }
     for node, pairs in blame(stalled, evidence.head).items():
-        message = f"connections {_direction(node, pairs)} open, but {stalled[pairs[0]]}: it looks as if large packets vanish on the way"
+        message = f"connections {direction(node, pairs)} open, but {stalled[pairs[0]]}: it looks as if large packets vanish on the way"
         ping = ["ping", "-M", "do", "-s", "1472", "-c", "3", address_of(evidence, others_of(node, pairs)[0])]
         command = on_node(evidence.cluster.node(node), quote_words(ping))
         yield node, Problem("fail", message, f"does its MTU fit the switch or the VPN between? {command}")
@@ -94,15 +64,6 @@ def _smaller(evidence: Evidence, node: str, message: str, size: int, carried: in
     return Problem("fail", message, Hint("{}: {} (until the next start; then in its network settings)", why, fix), fix)
 
 
-def _direction(node: str, pairs: list[Pair]) -> str:
-    """'to laptop', 'from laptop', or 'between it and laptop'."""
-    sources = sorted({source for source, target in pairs if target == node})
-    targets = sorted({target for source, target in pairs if source == node})
-    if sources and targets:
-        return f"between it and {some(others_of(node, pairs))}"
-    return f"from {some(sources)}" if sources else f"to {some(targets)}"
-
-
 @check("network.throughput", "bytes arrive at about the same speed between all nodes", worst="fail", sees="dials")
 def throughput(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """fail where bytes do not arrive at all, warn where a wire is far slower than another one, or all are as slow as 10 Mbit/s."""
@@ -115,7 +76,7 @@ def throughput(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
         and not is_lossy(evidence, (link.source, link.target))
     }
     for node, pairs in blame(stalled, evidence.head).items():
-        message = f"connections {_direction(node, pairs)} open, but {stalled[pairs[0]]}"
+        message = f"connections {direction(node, pairs)} open, but {stalled[pairs[0]]}"
         yield node, Problem("fail", message, _offload(evidence, node))
     slow = {pair for pair in thin(evidence.throughputs) if not is_lossy(evidence, pair)}
     for node, pairs in blame(slow, evidence.head).items():
@@ -151,7 +112,7 @@ def _slow_wire(evidence: Evidence, node: str, pairs: list[Pair]) -> Problem:
     message = f"{megabytes(rates[slowest], '.2g')} MB/s between it and {some(others_of(node, pairs))}"
     back = [rates[target, source] for source, target in pairs if (target, source) in rates and (target, source) not in pairs]
     if len(back) == len(pairs):  # every one of them is well in the other direction
-        message = f"{megabytes(rates[slowest], '.2g')} MB/s {_direction(node, pairs)}, and {megabytes(min(back), '.3g')} MB/s the other way"
+        message = f"{megabytes(rates[slowest], '.2g')} MB/s {direction(node, pairs)}, and {megabytes(min(back), '.3g')} MB/s the other way"
     message += f"; the best pair has {megabytes(max(rates.values()), '.3g')} MB/s, and all wait for the slowest"
     return Problem(
         "warn", message, f"change its cable or its port of the switch, or is it on Wi-Fi? Its speed: {_speed_command(evidence, node)}"

@@ -40,3 +40,12 @@ def some(names: list[str]) -> str:
 def address_of(evidence: Evidence, node: str) -> str:
     """Where the others reach this node."""
     return evidence.lan[node][0] if node in evidence.lan else evidence.cluster.node(node).host
+
+
+def direction(node: str, pairs: list[Pair]) -> str:
+    """'to laptop', 'from laptop', or 'between it and laptop'."""
+    sources = sorted({source for source, target in pairs if target == node})
+    targets = sorted({target for source, target in pairs if source == node})
+    if sources and targets:
+        return f"between it and {some(others_of(node, pairs))}"
+    return f"from {some(sources)}" if sources else f"to {some(targets)}"

@@ -9,7 +9,7 @@ from homelab.controller.base.shell import quote_words
 from homelab.controller.base.units import listed
 from homelab.controller.checks.check import Problem, check
 from homelab.controller.checks.evidence import NOT_DIALLED, Evidence, Link
-from homelab.controller.checks.network import bandwidth, nat
+from homelab.controller.checks.network import nat, packet_loss
 from homelab.controller.checks.network.blame import Pair, address_of, blame, others_of, some
 from homelab.controller.checks.network.firewall import letting_out, opening, stops_out
 from homelab.controller.facts.node_commands import on_node
@@ -56,7 +56,7 @@ def _is_by_loss(evidence: Evidence, pair: Pair) -> bool:
     """Whether a few dials of a pair were given up because packets are lost there: that is a finding of its own, and no firewall."""
     dials = [link for link in evidence.links if (link.source, link.target) == pair]
     bad = [link.error for link in dials if link.error is not None]
-    return bandwidth.is_lossy(evidence, pair) and 2 * len(bad) <= len(dials) and all(error.startswith(_GIVEN_UP) for error in bad)
+    return packet_loss.is_lossy(evidence, pair) and 2 * len(bad) <= len(dials) and all(error.startswith(_GIVEN_UP) for error in bad)
 
 
 def failed_pairs(evidence: Evidence) -> set[Pair]:
@@ -69,7 +69,7 @@ def latency(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """A warning where even the quickest connect is slow, and where connects are unsteady on machines that have nothing else to do."""
     best = _milliseconds(evidence, "latency_ms")
     failed = failed_pairs(evidence) | {
-        (link.source, link.target) for link in evidence.links if bandwidth.is_lossy(evidence, (link.source, link.target))
+        (link.source, link.target) for link in evidence.links if packet_loss.is_lossy(evidence, (link.source, link.target))
     }
     slow = {pair for pair, value_ms in best.items() if value_ms > SLOW_MS and pair not in failed}
     for node, pairs in blame(slow, evidence.head).items():

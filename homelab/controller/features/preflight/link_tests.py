@@ -18,6 +18,7 @@ from homelab.controller.base.sanitize import plain_lines
 from homelab.controller.checks.evidence import NOT_DIALLED, Evidence, Link
 from homelab.controller.checks.network import bandwidth
 from homelab.controller.checks.network.blame import Pair, blame
+from homelab.controller.checks.network.packet_loss import FAIL_LOSS
 from homelab.controller.facts.reading import read
 from homelab.controller.features.preflight import packet_loss
 from homelab.controller.remote import answers
@@ -206,7 +207,7 @@ def _with_throughput(meeting: LinkTest, links: tuple[Link, ...]) -> tuple[Link, 
     failed = {(link.source, link.target) for link in links if link.error is not None and not link.is_rendezvous}
     first = {(link.source, link.target): link for link in reversed(links) if not link.is_rendezvous}
     # Where full packets vanish, or many of all, sending would only take its time until it is given up.
-    lost = {(link.source, link.target) for link in links if link.lost_bytes is not None or (link.loss or 0.0) >= bandwidth.FAIL_LOSS}
+    lost = {(link.source, link.target) for link in links if link.lost_bytes is not None or (link.loss or 0.0) >= FAIL_LOSS}
     good = {pair: link for pair, link in first.items() if pair not in failed | lost}
     names = list(meeting.streams)
     in_turn = {
