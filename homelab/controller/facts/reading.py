@@ -116,7 +116,7 @@ def _with_default(schema: CoreSchema, default: Any) -> CoreSchema:
 
 def _marked(schema: CoreSchema, mark: Mark) -> CoreSchema:
     """The schema with one mark more."""
-    if isinstance(mark, marks.Rule) and mark != marks.FINITE:
+    if isinstance(mark, marks.NamedMark) and mark != marks.FINITE:
         return _RULES[mark](schema)
     word, value, kinds = ("allow_inf_nan", False, ("float",)) if mark == marks.FINITE else (mark.constraint, mark.value, mark.kinds)
     if schema["type"] not in kinds:

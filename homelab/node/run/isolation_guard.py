@@ -61,7 +61,7 @@ class Guard:
     def __init__(self, workdir: str, run: str, attempt: int, node: str) -> None:
         self.reason: str | None = None
         self._run, self._workdir, self._node = run, workdir, node
-        self._follower = status_stream.Follower(workdir, run, attempt, node)
+        self._follower = status_stream.StatusFollower(workdir, run, attempt, node)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="guard")
         self._steps: dict[int, tuple[int, float]] = {}  # rank -> (step, since when)

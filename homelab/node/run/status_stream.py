@@ -36,7 +36,7 @@ def follow(request: JsonObject) -> None:
 
     Lines that come in are the asker's signs of life (`homelab.node.run.isolation_guard`, `homelab.node.run.ownership`).
     """
-    follower = Follower(request["workdir"], request["run"], int(request["attempt"]), request["node"])
+    follower = StatusFollower(request["workdir"], request["run"], int(request["attempt"]), request["node"])
     ear = ownership.Ear(follower.folder, request)
     ended = threading.Event()
 
@@ -68,7 +68,7 @@ def _essence(status: StatusLine) -> StatusLine:
     return status.replace(ranks={rank: entry.replace(still_s=0.0, step_still_s=0.0) for rank, entry in status.ranks.items()}, missing_s={})
 
 
-class Follower:
+class StatusFollower:
     """What is there of one attempt; remembers since when each rank has given no sign (`still_s`) and has done no step (`step_still_s`).
 
     Signs are beats, which come with every pass, and work that is seen where a rank says nothing for long.

@@ -151,7 +151,7 @@ ADDED, UNTIED = "added", "untied"  # untied: head and embeddings become two tens
 
 
 @dataclass(frozen=True)
-class Part:
+class ModelPart:
     """`merge`: how adapters on it go into the base, None where they are not trained; `why_not`: then why."""
 
     merge: str | None
@@ -159,22 +159,22 @@ class Part:
 
 
 _STRANGE = "an adapter would not know what this class computes"
-PARTS: dict[str, Part] = {
-    LINEAR: Part(ADDED),
-    TRANSPOSED: Part(ADDED),
-    EXPERTS: Part(ADDED),
-    MATRIX: Part(ADDED),
-    EMBEDDING: Part(ADDED),
-    HEAD: Part(ADDED),
-    TIED_EMBEDDING: Part(UNTIED),
-    TIED_HEAD: Part(UNTIED),
-    FIXED_HEAD: Part(None, "its class cannot give the head weights of its own, and a merge has to"),
-    SHARED: Part(None, "other layers have the same weight, and a merge would change them, too"),
-    CONVOLUTION: Part(None, "what an adapter adds to a convolution is not merged"),
-    ATTENTION: Part(None, "what an adapter adds to it is not merged"),
-    OWN_LINEAR: Part(None, _STRANGE),
-    OWN_EMBEDDING: Part(None, _STRANGE),
-    UNKNOWN: Part(None, "it is not known how such an adapter is merged"),
+PARTS: dict[str, ModelPart] = {
+    LINEAR: ModelPart(ADDED),
+    TRANSPOSED: ModelPart(ADDED),
+    EXPERTS: ModelPart(ADDED),
+    MATRIX: ModelPart(ADDED),
+    EMBEDDING: ModelPart(ADDED),
+    HEAD: ModelPart(ADDED),
+    TIED_EMBEDDING: ModelPart(UNTIED),
+    TIED_HEAD: ModelPart(UNTIED),
+    FIXED_HEAD: ModelPart(None, "its class cannot give the head weights of its own, and a merge has to"),
+    SHARED: ModelPart(None, "other layers have the same weight, and a merge would change them, too"),
+    CONVOLUTION: ModelPart(None, "what an adapter adds to a convolution is not merged"),
+    ATTENTION: ModelPart(None, "what an adapter adds to it is not merged"),
+    OWN_LINEAR: ModelPart(None, _STRANGE),
+    OWN_EMBEDDING: ModelPart(None, _STRANGE),
+    UNKNOWN: ModelPart(None, "it is not known how such an adapter is merged"),
 }
 
 

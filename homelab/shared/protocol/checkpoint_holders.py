@@ -29,7 +29,7 @@ WHOLE = Holding(frozenset({0}), 1)
 
 
 @dataclass(frozen=True)
-class Choice(Generic[Holder]):
+class CheckpointChoice(Generic[Holder]):
     """`step` with all parts of it, in the order of its holders; step 0 where there is none.
 
     `incomplete`: newer step -> its parts that nobody holds.
@@ -65,7 +65,7 @@ def holding(layout: str, shards: Mapping[str, Any] | None) -> Holding | None:
     return WHOLE if layout == REPLICATED else None
 
 
-def choose(held: Mapping[int, Mapping[Holder, Holding]]) -> Choice[Holder]:
+def choose(held: Mapping[int, Mapping[Holder, Holding]]) -> CheckpointChoice[Holder]:
     """The newest checkpoint of which every part has a holder. `held`: step -> holder -> what it has of it."""
     incomplete: dict[int, tuple[int, ...]] = {}
     for step in sorted(held, reverse=True):
@@ -73,11 +73,11 @@ def choose(held: Mapping[int, Mapping[Holder, Holding]]) -> Choice[Holder]:
         for of in sorted(divisions):  # parts of different divisions do not fit together
             alike = {holder: its for holder, its in held[step].items() if its.of == of}
             if not missing(alike):
-                return Choice(step, alike, incomplete)
+                return CheckpointChoice(step, alike, incomplete)
         if divisions:
             most = max(divisions)
             incomplete[step] = missing({holder: its for holder, its in held[step].items() if its.of == most})
-    return Choice(0, {}, incomplete)
+    return CheckpointChoice(0, {}, incomplete)
 
 
 def missing(held: Mapping[Holder, Holding]) -> tuple[int, ...]:

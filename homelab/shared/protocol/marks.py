@@ -11,20 +11,20 @@ from homelab.shared.markers import Above, AtLeast, AtMost, Below, Longest, Mark,
 from homelab.shared.protocol.layout import USABLE_NAME
 
 
-class Rule(Mark):
+class NamedMark(Mark):
     """What needs more than a comparison; `value` is its name."""
 
 
-FINITE = Rule("finite")  # no NaN, no infinity
-FINITE_OR_NONE = Rule("finite or none")  # those become None
-PLAIN = Rule("plain")  # a line that a terminal may get: without escape sequences and control characters
-PLAIN_LINES = Rule("plain lines")
-OR_NONE = Rule("or none")  # a damaged file on a node gives no value; the rest of the answer stays
-OR_EMPTY = Rule("or empty")
-READABLE = Rule("readable")  # without the entries that are damaged
-ADDRESS = Rule("address")
-PROCESS = Rule("process")  # process 0 and below are groups of processes to kill(1): None
-FEW_LINES = Rule("few lines")  # of a run: not more ranks and lines of metrics than this program keeps
+FINITE = NamedMark("finite")  # no NaN, no infinity
+FINITE_OR_NONE = NamedMark("finite or none")  # those become None
+PLAIN = NamedMark("plain")  # a line that a terminal may get: without escape sequences and control characters
+PLAIN_LINES = NamedMark("plain lines")
+OR_NONE = NamedMark("or none")  # a damaged file on a node gives no value; the rest of the answer stays
+OR_EMPTY = NamedMark("or empty")
+READABLE = NamedMark("readable")  # without the entries that are damaged
+ADDRESS = NamedMark("address")
+PROCESS = NamedMark("process")  # process 0 and below are groups of processes to kill(1): None
+FEW_LINES = NamedMark("few lines")  # of a run: not more ranks and lines of metrics than this program keeps
 
 LATEST = 32_503_680_000.0
 """The year 3000: no run of ours was then, and no calendar has to show what a damaged file says."""

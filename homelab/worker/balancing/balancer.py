@@ -48,7 +48,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Rebalancing:
     """A new assignment rule: why, the speeds from now on, and each rank's portion of the tokens where all finish together."""
 
     because: str
@@ -90,7 +90,7 @@ class Balance:
         """The positions in `lengths` (this rank's rows, in tokens), cut into forward passes."""
         return packing.micro_batches(range(len(lengths)), lengths, self.speeds[rank], self.limits[rank])
 
-    def update(self, reports: Sequence[Report | None]) -> Change | None:
+    def update(self, reports: Sequence[Report | None]) -> Rebalancing | None:
         """Believe what was measured, from the next step on; the Change where it is one worth telling.
 
         Small corrections come with every step. A Change is when the ranks would finish further apart by the speeds last announced than
@@ -128,7 +128,7 @@ class Balance:
         self._is_own, self.speeds, self.announced = True, speeds, speeds
         self.is_estimated = False
         rates = [report.tokens / report.measured_s for report in known_reports]
-        return Change(because, self.speeds, tuple(rate / sum(rates) for rate in rates))
+        return Rebalancing(because, self.speeds, tuple(rate / sum(rates) for rate in rates))
 
 
 def from_share(share: int) -> Speed:

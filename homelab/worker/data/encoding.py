@@ -44,7 +44,7 @@ class Row:
 
 
 @dataclass
-class Data:
+class EncodedData:
     """Everything the trainer needs: rows to train on, rows held out, and notes for the user.
 
     `commits` of data from the hub, by role ("train", "eval"), as far as they are known.
@@ -56,7 +56,7 @@ class Data:
     commits: dict[str, str] = field(default_factory=dict)
 
 
-def load_data(run: dict[str, Any], tokenizer: Any, node: str = "this node") -> Data:
+def load_data(run: dict[str, Any], tokenizer: Any, node: str = "this node") -> EncodedData:
     """Read and encode the data of a run. Raises WorkerError naming the row when one cannot be used."""
     settings, train = run["recipe"]["data"], run["recipe"]["train"]
     notes: list[str] = []
@@ -89,7 +89,7 @@ def load_data(run: dict[str, Any], tokenizer: Any, node: str = "this node") -> D
             hint="raise [train] seq_len so that the answers fit, or set [data] completion_only = false",
             needs_launch=True,
         )
-    return Data(rows, held_out, notes, commits)
+    return EncodedData(rows, held_out, notes, commits)
 
 
 def hold_out(rows: Sequence[Row], fraction: float, seed: int) -> tuple[list[Row], list[Row]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from homelab.shared.protocol import checkpoint_copies
 from homelab.worker.data import hub
-from homelab.worker.data.encoding import Data, Row
+from homelab.worker.data.encoding import EncodedData, Row
 from homelab.worker.errors import TrainingError
 from homelab.worker.runtime import process_group
 from homelab.worker.runtime.task import Task
@@ -23,7 +23,7 @@ LAW = "law.json"  # of a checkpoint: what the training is made of (weights.py)
 ROLES = ("train", "eval")
 
 
-def of(data: Data) -> dict[str, dict[str, str]]:
+def of(data: EncodedData) -> dict[str, dict[str, str]]:
     """Role -> {"sha256" of its rows, "commit" of the hub or empty}; the form in which a checkpoint carries it."""
     rows = {"train": data.train, "eval": data.held_out}
     return {role: {"sha256": digest(rows[role]), "commit": data.commits.get(role, "")} for role in ROLES}

@@ -25,7 +25,7 @@ from homelab.worker.model import (
     stored_weights,
     trained_weights,
 )
-from homelab.worker.model.pretrained import DTYPES, WHOLE, Part, from_pretrained
+from homelab.worker.model.pretrained import DTYPES, WHOLE, LoadedPart, from_pretrained
 from homelab.worker.runtime.task import Task
 
 Note = Callable[[str], None]
@@ -37,7 +37,7 @@ def refuse_unfit(task: Task, path: str) -> None:
     stored_weights.refuse(stored_weights.of(config), task.method, path)
 
 
-def load_model(task: Task, path: str, note: Note, part: Part = WHOLE) -> Any:
+def load_model(task: Task, path: str, note: Note, part: LoadedPart = WHOLE) -> Any:
     """The model of this task, ready to train: trainable weights are fp32, frozen ones in the plan's precision, or quantised (NF4 for qlora, 8 bits where the recipe says so).
 
     Adapters start from the recipe's seed, so they are the same on every rank and for every number of ranks. `part`: what the strategy has here of it.
@@ -109,7 +109,7 @@ def _fuse_loss(model: Any, task: Task, note: Note) -> None:
         note("loss: in chunks of tokens, without ever building all logits")
 
 
-def _load_base(task: Task, path: str, note: Note, part: Part = WHOLE) -> Any:
+def _load_base(task: Task, path: str, note: Note, part: LoadedPart = WHOLE) -> Any:
     how = task.method.quantisation
     dtype = torch.float32 if task.method.kind == "full" else DTYPES[task.precision]
     where = f"node {task.node}"

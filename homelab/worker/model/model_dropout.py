@@ -14,7 +14,7 @@ import torch
 from homelab.worker.errors import WorkerError
 from homelab.worker.model import inspection
 from homelab.worker.model.inspection import Chance
-from homelab.worker.model.pretrained import WHOLE, Part
+from homelab.worker.model.pretrained import WHOLE, LoadedPart
 from homelab.worker.runtime.task import Task
 
 _WHERE = "config.json of the model"
@@ -22,7 +22,7 @@ _TOKENS = 64  # whose answers must not change: a router compares with its rate w
 _OFF = "leave [method] model_dropout out"
 
 
-def settle(model: Any, task: Task, note: Callable[[str], None], part: Part = WHOLE) -> None:
+def settle(model: Any, task: Task, note: Callable[[str], None], part: LoadedPart = WHOLE) -> None:
     """Switch the model's own chance off, or keep it where the recipe says so, with a note either way. Raises WorkerError where it cannot be kept, or
     cannot be switched off and the stages of a pipeline would draw it each for itself."""
     found = [source for source in inspection.chance(model) if not source.is_adapter]

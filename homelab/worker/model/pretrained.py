@@ -15,7 +15,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
-class Part:
+class LoadedPart:
     """What of the model a rank loads, as its strategy says it to those who build, check and save the model.
 
     `reader` reads the files where it is not transformers' own; what it makes is kept in no cache. `is_stage`: other ranks have the other layers, and
@@ -29,7 +29,7 @@ class Part:
     is_gathered: bool = False
 
 
-WHOLE = Part()
+WHOLE = LoadedPart()
 
 
 def model_path(run: dict[str, Any]) -> str:

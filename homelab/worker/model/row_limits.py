@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 _TABLE = re.compile(r"(^|\.)(wpe|embed_positions|positions_embed|position_embeddings|position_embedding)$")
 
 
-class Limits(NamedTuple):
+class RowLimits(NamedTuple):
     """Rows of the token embedding (None: this rank has none), and the most tokens of a row (None: any)."""
 
     ids: int | None
     positions: int | None
 
 
-def of(model: Any) -> Limits:
+def of(model: Any) -> RowLimits:
     """The limits of a model, real or on the meta device, with adapters or without."""
     ids = getattr(model.get_input_embeddings(), "num_embeddings", None)  # the stand-in of a pipeline's stage has none
-    return Limits(ids, min(_positions(model), default=None))
+    return RowLimits(ids, min(_positions(model), default=None))
 
 
 def _positions(model: Any) -> Iterable[int]:
@@ -61,7 +61,7 @@ def padding_id(tokenizer: Any, ids: int | None) -> int:
     return wanted if ids is None or wanted < ids else 0
 
 
-def refuse(limits: Limits, rows: Iterable[Row], tokenizer: Any, path: str) -> None:
+def refuse(limits: RowLimits, rows: Iterable[Row], tokenizer: Any, path: str) -> None:
     """Raises WorkerError for the first row that this model cannot read."""
     for row in rows:
         largest, longest = max(row.tokens), max(_lengths(row.starts, len(row.tokens)))

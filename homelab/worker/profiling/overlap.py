@@ -23,7 +23,7 @@ _KERNELS = {"all-reduce": "allreduce", "gather": "allgather", "scatter": "reduce
 
 
 @dataclass(frozen=True)
-class Exchange:
+class TracedExchange:
     """One exchange with its place in the trace."""
 
     name: str
@@ -37,7 +37,7 @@ class Exchange:
 
 def placed(
     entries: Iterable[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]], events: Sequence[Event], base_ns: int
-) -> list[Exchange]:
+) -> list[TracedExchange]:
     """The noted exchanges (Unix nanoseconds) with their overlap. `base_ns`: the zero of the trace's times."""
     noted = sorted(entries, key=lambda entry: int(entry["begin_ns"]))
     ready_us = {int(step["begin_ns"]): (step["ready_ns"] - base_ns) / 1e3 for step in steps if step.get("ready_ns")}
@@ -53,11 +53,11 @@ def placed(
         else:
             ready = ready_us.get(max((begin for begin in ready_us if begin <= entry["begin_ns"]), default=0), span[0])
             overlap_us = max(0.0, min(span[1], ready) - span[0]) if entry["kind"] == _ASYNCHRONOUS else 0.0
-        exchanges.append(Exchange(entry["name"], entry["kind"], entry["payload_bytes"], entry["sent_bytes"], *span, overlap_us))
+        exchanges.append(TracedExchange(entry["name"], entry["kind"], entry["payload_bytes"], entry["sent_bytes"], *span, overlap_us))
     return exchanges
 
 
-def table(exchanges: Iterable[Exchange]) -> list[dict[str, Any]]:
+def table(exchanges: Iterable[TracedExchange]) -> list[dict[str, Any]]:
     """One row per name: "name", "kind", "calls", "payload_bytes", "sent_bytes", "seconds", "overlap_s", of all profiled steps together."""
     rows: dict[str, dict[str, Any]] = {}
     for one in exchanges:

@@ -133,7 +133,7 @@ def _name_steps(events: list[dict[str, Any]], raw: raw_profile.RawProfile) -> No
         event["name"] = known.get(event.get("name", ""), event.get("name", ""))
 
 
-def _exchange_events(exchanges: Sequence[overlap.Exchange], events: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _exchange_events(exchanges: Sequence[overlap.TracedExchange], events: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The exchanges as tracks of their own: they overlap each other and what the rank computes."""
     pid = next((event["pid"] for event in events if event.get("cat") == _ANNOTATION), 0)
     for number, one in enumerate(exchanges):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from homelab.shared.protocol import files, layout, phases
-from homelab.worker.balancing.balancer import Change
+from homelab.worker.balancing.balancer import Rebalancing
 from homelab.worker.runtime.task import Task
 
 SIGN_S = 1.0  # between two signs of one phase: a pass may take a millisecond
@@ -72,7 +72,7 @@ class Recorder:
         self._metric({"kind": "train", "time": time.time(), "attempt": self.task.attempt, **line})
         _append(self.task.rank_dir / "samples.jsonl", samples)
 
-    def shares(self, step: int, change: Change) -> None:
+    def shares(self, step: int, change: Rebalancing) -> None:
         """From the next step on rows go to other ranks (rank 0 only)."""
         parts = ", ".join(f"{portion:.0%}" for portion in change.portions)
         where = {"attempt": self.task.attempt, "rank": self.task.rank, "step": step}

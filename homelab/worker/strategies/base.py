@@ -18,7 +18,7 @@ from homelab.worker.balancing.balancer import Balance
 from homelab.worker.checkpoints import optimizer_state, weights
 from homelab.worker.data.batches import Batch, Form, StepBatches, copied, stand_in
 from homelab.worker.data.encoding import Row
-from homelab.worker.model.pretrained import WHOLE, Part
+from homelab.worker.model.pretrained import WHOLE, LoadedPart
 from homelab.worker.runtime.step_timer import StepTimer
 from homelab.worker.runtime.task import Task
 from homelab.worker.strategies import gradient_norm
@@ -41,7 +41,7 @@ class Strategy:
         return self._task.rank
 
     @property
-    def part(self) -> Part:
+    def part(self) -> LoadedPart:
         """What of the model this rank loads."""
         return WHOLE
 

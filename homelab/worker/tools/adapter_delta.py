@@ -17,7 +17,7 @@ _NAME = "default"
 
 
 @dataclass(frozen=True)
-class Change:
+class WeightChange:
     """What was trained of one weight of the base: `parameter` of the layer `module`, of a kind in the table.
 
     `a` and `b` in fp32, as PEFT has them: [r, in] and [out, r]; of embeddings [r, rows] and [width, r]; of E experts [E r, in] and [out, r E].
@@ -63,7 +63,7 @@ class Change:
         return dequantize_4bit(self.held.data, self.held.quant_state).float()
 
 
-def changes(model: Any) -> tuple[Change, ...]:
+def changes(model: Any) -> tuple[WeightChange, ...]:
     """Of a PEFT model with one LoRA adapter: every weight that was trained, and every quantised one. Raises WorkerError for another adapter."""
     config = model.peft_config[_NAME]
     if (
@@ -88,14 +88,14 @@ def changes(model: Any) -> tuple[Change, ...]:
     for name, part in adapted.base_of(model).named_modules():
         plain = name.removesuffix(".base_layer")
         if _held(part) is not None and plain not in trained and not hasattr(part, "get_base_layer"):
-            found.append(Change(plain, "weight", usable.LINEAR, None, None, 0.0, False, _held(part)))
+            found.append(WeightChange(plain, "weight", usable.LINEAR, None, None, 0.0, False, _held(part)))
     return tuple(found)
 
 
-def _change(name: str, part: Any, kind: str) -> Change:
+def _change(name: str, part: Any, kind: str) -> WeightChange:
     if kind in (usable.EMBEDDING, usable.TIED_EMBEDDING):
         # PEFT looks the rows up in A: [r, rows]; the table is [rows, width].
-        return Change(
+        return WeightChange(
             name,
             "weight",
             kind,
@@ -107,9 +107,9 @@ def _change(name: str, part: Any, kind: str) -> Change:
         )
     a, b, scale = _of(part.lora_A[_NAME].weight), _of(part.lora_B[_NAME].weight), float(part.scaling[_NAME])
     if kind == usable.EXPERTS:
-        return Change(name, part.parameter_name, kind, a, b, scale, not part._did_swap_in_out_features, None)
+        return WeightChange(name, part.parameter_name, kind, a, b, scale, not part._did_swap_in_out_features, None)
     parameter = part.parameter_name if kind == usable.MATRIX else "weight"
-    return Change(name, parameter, kind, a, b, scale, bool(getattr(part, "fan_in_fan_out", False)), _held(part.get_base_layer()))
+    return WeightChange(name, parameter, kind, a, b, scale, bool(getattr(part, "fan_in_fan_out", False)), _held(part.get_base_layer()))
 
 
 def _of(weight: torch.Tensor) -> torch.Tensor:
@@ -117,7 +117,7 @@ def _of(weight: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def put_into(model: Any, trained: tuple[Change, ...], *, dequantised: bool) -> Iterator[int]:
+def put_into(model: Any, trained: tuple[WeightChange, ...], *, dequantised: bool) -> Iterator[int]:
     """Put what was trained into the plain base, whose weights keep their dtype; yields how many weights are done.
 
     A head that is also the embeddings becomes a tensor of its own where an adapter was on either. Raises WorkerError for another base.

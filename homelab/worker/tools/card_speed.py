@@ -121,7 +121,7 @@ def _train(task: Task, shape: dict[str, Any], state: StateFile, clock: _Clock) -
     from homelab.worker.data.batches import Form
     from homelab.worker.model import fused_loss, packed_attention, random_weights
     from homelab.worker.model.build import load_model
-    from homelab.worker.model.pretrained import DTYPES, Part
+    from homelab.worker.model.pretrained import DTYPES, LoadedPart
     from homelab.worker.runtime import process_group
     from homelab.worker.strategies.registry import strategy_of
     from homelab.worker.training.arguments import training_arguments
@@ -129,7 +129,7 @@ def _train(task: Task, shape: dict[str, Any], state: StateFile, clock: _Clock) -
 
     state(collective_stages.MAKING)
     process_group.claim_device(task)
-    model = load_model(task, str(random_weights.folder(state.folder / "model", shape)), print, Part(reader=random_weights.read))
+    model = load_model(task, str(random_weights.folder(state.folder / "model", shape)), print, LoadedPart(reader=random_weights.read))
     balance = task.balance()
     why_padded = packed_attention.use(model, next(model.parameters()).device, DTYPES[task.precision])
     if why_padded is None:

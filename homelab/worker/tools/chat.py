@@ -19,7 +19,7 @@ from homelab.worker.errors import WorkerError
 from homelab.worker.runtime import imports
 from homelab.worker.runtime.recipe import section
 from homelab.worker.tools import footprint
-from homelab.worker.tools.footprint import Card
+from homelab.worker.tools.footprint import RoomOnCard
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def place(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, t
     )
     busy = _training_cards(run, run_dir)
     cards = [
-        Card(index, torch.cuda.get_device_name(index), torch.cuda.mem_get_info(index)[0], index in busy)
+        RoomOnCard(index, torch.cuda.get_device_name(index), torch.cuda.mem_get_info(index)[0], index in busy)
         for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     ]
     return footprint.choose(needed, cards, available_bytes(), run=str(run.get("name") or "RUN"), model=path)

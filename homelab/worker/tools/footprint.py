@@ -24,7 +24,7 @@ class NoRoom(WorkerError):
 
 
 @dataclass(frozen=True)
-class Card:
+class RoomOnCard:
     """A card of this machine. `is_training`: a rank of the run that is asked computes on it now."""
 
     index: int
@@ -41,7 +41,7 @@ class Place:
     note: str | None = None
 
 
-def choose(needed_bytes: int | None, cards: Sequence[Card], ram_bytes: int | None, *, run: str, model: str) -> Place:
+def choose(needed_bytes: int | None, cards: Sequence[RoomOnCard], ram_bytes: int | None, *, run: str, model: str) -> Place:
     """The card with the most free memory if the model fits there, else the CPU if it fits into RAM.
 
     A size of None is unknown: then the model is tried. Raises NoRoom with both numbers when the model fits nowhere.

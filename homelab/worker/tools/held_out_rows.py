@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from homelab.worker.data.batches import Form, loss_tokens
-from homelab.worker.data.encoding import Data, Row
+from homelab.worker.data.encoding import EncodedData, Row
 
 MOST_ROWS = 64
 MOST_TOKENS = 32_768
 
 
-def choose(data: Data) -> tuple[list[Row], str]:
+def choose(data: EncodedData) -> tuple[list[Row], str]:
     """At most 64 rows and 32,768 tokens, spread evenly, and what they are: always the same of one run."""
     rows, name = (data.held_out, "held-out rows") if data.held_out else (data.train, "training rows (this run holds none out)")
     rows = [row for row in rows if row.loss_tokens]

@@ -133,7 +133,7 @@ def _place(task: Task, path: str, dtype: Any, tokens: int) -> footprint.Place:
     cards = []
     if task.device == "cuda" and torch.cuda.is_available() and task.local_rank < torch.cuda.device_count():
         free_bytes = torch.cuda.mem_get_info(task.local_rank)[0]
-        cards = [footprint.Card(task.local_rank, torch.cuda.get_device_name(task.local_rank), free_bytes)]
+        cards = [footprint.RoomOnCard(task.local_rank, torch.cuda.get_device_name(task.local_rank), free_bytes)]
     ram_bytes = available_bytes()
     ram_bytes = None if ram_bytes is None else ram_bytes // task.nodes.count(task.node)
     return footprint.choose(needed, cards, ram_bytes, run=str(task.run.get("name") or "RUN"), model=f"{path}, {_named(task)}")

@@ -18,7 +18,7 @@ from homelab.worker.strategies.base import Strategy
 
 
 @dataclass(frozen=True)
-class Hooks:
+class EvaluationHooks:
     """What is called around the passes of an evaluation.
 
     `strategy` says how many passes each rank makes where they wait for each other, or makes them itself. `wait` is called when this rank
@@ -31,7 +31,7 @@ class Hooks:
 
 
 @torch.no_grad()
-def held_out_loss(model: Any, rows: Sequence[Row], balance: Balance, rank: int, form: Form, hooks: Hooks) -> float:
+def held_out_loss(model: Any, rows: Sequence[Row], balance: Balance, rank: int, form: Form, hooks: EvaluationHooks) -> float:
     """Mean cross entropy per token (nats) over all rows. Sums and counts are added over ranks, so how the rows are split does not matter.
 
     Collective: every rank calls it. A rank may have no row.

@@ -20,8 +20,8 @@ from homelab.worker.runtime.task import Task
 from homelab.worker.training.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
-    from homelab.worker.data.encoding import Data, Row
-    from homelab.worker.model.row_limits import Limits
+    from homelab.worker.data.encoding import EncodedData, Row
+    from homelab.worker.model.row_limits import RowLimits
     from homelab.worker.strategies.base import Strategy
     from homelab.worker.training.checkpointing import Checkpointing
     from homelab.worker.training.trainer import ShareTrainer
@@ -41,7 +41,7 @@ class Run:
         self.held_out: list[Row] = []
         self.strategy: Strategy
         self.tokenizer: Any = None
-        self.limits: Limits
+        self.limits: RowLimits
         self.tensorboard: TensorBoard | None = None
         self.curves: Curves
         self.best: BestWeights
@@ -91,7 +91,7 @@ class Run:
         self._finish(trainer)
         process_group.disconnect()
 
-    def _load_data(self, path: str) -> Data:
+    def _load_data(self, path: str) -> EncodedData:
         """Tokenizer and rows; the recorder knows the number of steps then."""
         from homelab.worker.data import template_clock
         from homelab.worker.data.encoding import load_data
@@ -154,8 +154,7 @@ class Run:
         # Disks of different speed deliver the optimizer's state, and the first collective is in the first step.
         process_group.wait_for_all("prepared", self.task.world_size)
         begin = self.task.resume_step
-        difference = trainer.strategy.check_start(trainer.model, f"step {begin}, seen on node {self.task.node}")
-        if difference:
+        if difference := trainer.strategy.check_start(trainer.model, f"step {begin}, seen on node {self.task.node}"):
             self.recorder.note(difference)
         # A checkpoint is saved before the evaluation after the same step: a fault between them must not leave a hole in the curve.
         if begin not in self.curves.eval_losses and self._evaluates_after(begin):
@@ -257,9 +256,10 @@ class Run:
         start_s = time.perf_counter()
         self.recorder.heartbeat(phases.EVALUATING)
         from homelab.worker.runtime import process_group
-        from homelab.worker.training.evaluate import Hooks, held_out_loss
+        from homelab.worker.training.evaluate import EvaluationHooks, held_out_loss
 
-        hooks = Hooks(trainer.strategy, self.recorder.sign, lambda: process_group.wait_for_all(f"evaluated/{step}", self.task.world_size))
+        wait = lambda: process_group.wait_for_all(f"evaluated/{step}", self.task.world_size)  # noqa: E731
+        hooks = EvaluationHooks(trainer.strategy, self.recorder.sign, wait)
         loss = held_out_loss(trainer.model, self.held_out, self.balance, self.task.rank, trainer.train_dataset.form, hooks)
         self.curves.evaluation(step, loss, time.time())
         self.best.evaluated(step, lambda: trainer.strategy.whole_weights(trainer.model))

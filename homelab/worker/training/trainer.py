@@ -31,7 +31,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from homelab.shared.law.checkpoint_interval import NUMBERS, Interval
-from homelab.worker.balancing.balancer import REPORT_NUMBERS, Change, Report
+from homelab.worker.balancing.balancer import REPORT_NUMBERS, Rebalancing, Report
 from homelab.worker.balancing.speed_meter import SpeedMeter
 from homelab.worker.data.batches import StepBatches, StepItem, copied, loss_tokens
 from homelab.worker.errors import TrainingError, WorkerError
@@ -88,7 +88,7 @@ class ShareTrainer(Trainer):
         self.item: StepItem | None = None
         self.meter = SpeedMeter(None if batches.balance.is_estimated else batches.balance.speeds[task.rank])
         self.reports: list[Report | None] = []
-        self.change: Change | None = None
+        self.change: Rebalancing | None = None
         self.sync_s: deque[float] = deque(maxlen=100)
         self.wait_s: deque[float] = deque(maxlen=100)
         self._waited_s = 0.0

@@ -26,7 +26,7 @@ from homelab.shared.recipe import Method
 from homelab.worker.model.build import add_adapters
 from homelab.worker.strategies.pipeline import stage_model
 from homelab.worker.strategies.pipeline.neighbours import Neighbours
-from homelab.worker.strategies.pipeline.passes import Pipeline
+from homelab.worker.strategies.pipeline.passes import PipelinePasses
 
 _ALONE_PASSES = 3
 _WARMING = 4  # micro-batches
@@ -108,7 +108,7 @@ def pass_s(model: tuple[Any, Stage | None], tokens: int) -> float:
 def own_step(model: tuple[Any, Stage], neighbours: Neighbours, asked: dict[str, Any], micro_batches: int) -> float:
     """A step by this project's order; the seconds in which this rank computes."""
     peft, stage = model
-    pipeline = Pipeline(
+    pipeline = PipelinePasses(
         peft, stage, neighbours, torch.float32, torch.device("cpu"), asked["shape"]["hidden_size"], contextlib.nullcontext, lambda: None
     )
     rows = rows_of(asked, micro_batches)

@@ -118,7 +118,9 @@ def test_a_folder_is_no_attempt_without_a_word_of_it(run: Path) -> None:
     (attempts / "10" / "nodes" / NODE).mkdir(parents=True)
     (attempts / "10" / "plan.json").write_text("{}")
     assert paths.attempts(str(run)) == [1]
-    assert asked("poll", run)["run"]["attempt"] == 1 and status_stream.Follower(str(run.parents[1]), RUN, 1, NODE).look(1.0).newest == 1
+    assert (
+        asked("poll", run)["run"]["attempt"] == 1 and status_stream.StatusFollower(str(run.parents[1]), RUN, 1, NODE).look(1.0).newest == 1
+    )
     (attempts / "7" / "plan.json").write_text(json.dumps({"run": RUN, "attempt": 7, "ranks": []}))
     assert paths.attempts(str(run)) == [1, 7], "it counts as soon as its plan is there"
 

@@ -49,7 +49,7 @@ def beat(attempt: Path, step: int, **changes: Any) -> None:
 
 
 def test_a_sign_says_who_lives_and_how_long_a_rank_has_stood_still(attempt: Path, tmp_path: Path) -> None:
-    follower = status_stream.Follower(str(tmp_path), RUN, 1, NODE)
+    follower = status_stream.StatusFollower(str(tmp_path), RUN, 1, NODE)
     first = read(NodeStatus, as_json(follower.look(100.0)))
     assert first.started and first.agent in "RS" and first.exit is None and set(first.ranks) == {0}
     assert not first.ranks[0].has_begun and not first.stopping
@@ -83,7 +83,7 @@ def test_a_rank_that_is_done_and_ends_between_two_looks_is_no_dead_one(
             return found
 
         monkeypatch.setattr(files, "read_object", read_late)
-        sign = read(NodeStatus, as_json(status_stream.Follower(str(tmp_path), RUN, 1, NODE).look(1.0)))
+        sign = read(NodeStatus, as_json(status_stream.StatusFollower(str(tmp_path), RUN, 1, NODE).look(1.0)))
         assert (sign.ranks[0].phase, sign.ranks[0].state, sign.ranks[0].is_dead) == ("done", "", False)
     finally:
         rank.kill()
@@ -95,14 +95,14 @@ def test_a_pid_from_before_a_reboot_is_nobodys(attempt: Path, tmp_path: Path) ->
     mine = {"pid": os.getpid(), "torchrun_pid": os.getpid(), "started_at": 1.0}
     for boot, lives in ((boot_clock.boot_id(), True), ("", True), ("the boot before", False)):
         write(attempt / "nodes" / NODE / "agent.json", mine | {"boot_id": boot})
-        sign = read(NodeStatus, as_json(status_stream.Follower(str(tmp_path), RUN, 1, NODE).look(1.0)))
+        sign = read(NodeStatus, as_json(status_stream.StatusFollower(str(tmp_path), RUN, 1, NODE).look(1.0)))
         assert sign.started and [bool(sign.agent), bool(sign.torchrun), bool(sign.ranks[0].state)] == [lives] * 3
         assert sign.ranks[0].is_dead is not lives
 
 
 def test_a_stop_is_seen_before_the_ranks_end(attempt: Path, tmp_path: Path) -> None:
     torchrun.mark_stop({"workdir": str(tmp_path), "run": RUN, "node": NODE})
-    assert read(NodeStatus, as_json(status_stream.Follower(str(tmp_path), RUN, 1, NODE).look(1.0))).stopping
+    assert read(NodeStatus, as_json(status_stream.StatusFollower(str(tmp_path), RUN, 1, NODE).look(1.0))).stopping
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_stop_is_seen_before_the_ranks_end(attempt: Path, tmp_path: Path) -> N
 def test_a_node_with_a_damaged_file_is_heard(attempt: Path, tmp_path: Path, file: str, content: str) -> None:
     beat(attempt, 3)
     (attempt / file).write_text(content)
-    sign = read(NodeStatus, as_json(status_stream.Follower(str(tmp_path), RUN, 1, NODE).look(1.0)))
+    sign = read(NodeStatus, as_json(status_stream.StatusFollower(str(tmp_path), RUN, 1, NODE).look(1.0)))
     assert sign.exit is None and sign.attempt == 1
 
 
@@ -124,7 +124,7 @@ def test_a_node_with_a_damaged_file_is_heard(attempt: Path, tmp_path: Path, file
 def test_a_damaged_heartbeat_is_no_crash(attempt: Path, tmp_path: Path, content: str) -> None:
     (attempt / "ranks" / "0").mkdir(parents=True)
     (attempt / "ranks" / "0" / "heartbeat.json").write_text(content)
-    assert status_stream.Follower(str(tmp_path), RUN, 1, NODE).look(1.0).ranks[0].state == ""
+    assert status_stream.StatusFollower(str(tmp_path), RUN, 1, NODE).look(1.0).ranks[0].state == ""
 
 
 def test_a_change_is_said_at_once_and_silence_is_broken_each_second(attempt: Path, tmp_path: Path) -> None:

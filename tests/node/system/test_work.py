@@ -55,7 +55,7 @@ def test_work_counts_while_a_rank_loads_and_not_in_its_steps(
     (folder / "ranks" / "0" / "heartbeat.json").write_text(json.dumps({"pid": os.getpid(), "phase": phase, "step": 3}))
     cpu_s = iter(range(100))
     monkeypatch.setattr(process_activity, "used", lambda pid: (float(next(cpu_s)), 0))
-    here = status_stream.Follower(str(tmp_path), "r", 1, "node1")
+    here = status_stream.StatusFollower(str(tmp_path), "r", 1, "node1")
     for now_s in (0.0, 0.1):
         here.look(now_s)
     seen = here.look(10.0).ranks[0]

@@ -37,7 +37,7 @@ class Played:
     """What came of it: why it stood still, each rank's own measurement, and the seconds that it took."""
 
     deadlock: str = ""
-    work: list[passes.Work] = field(default_factory=list)
+    work: list[passes.StageWork] = field(default_factory=list)
     step_s: float = 0.0
 
 
@@ -70,17 +70,17 @@ class _Model:
 
 def play(
     in_flight: Sequence[int], speeds: Speeds, rules: Rules, micro_batches: int,
-    what: Callable[[passes.Pipeline, list[dict[str, Any]]], passes.Work] | None = None,
+    what: Callable[[passes.PipelinePasses, list[dict[str, Any]]], passes.StageWork] | None = None,
 ) -> Played:  # fmt: skip
     """`what` (a step) on as many stages as `in_flight` has numbers."""
     count = len(in_flight)
-    played = Played(work=[passes.Work() for _ in in_flight])
+    played = Played(work=[passes.StageWork() for _ in in_flight])
 
     def program(rank: int) -> None:
         stage = Stage(number=rank, count=count, begin=rank, end=rank + 1, layers=count, in_flight=in_flight[rank])
         between = neighbours.Neighbours.of(rank, range(count))
         model = _Model(made.card, rank, speeds, stage.is_last)
-        pipeline = passes.Pipeline(model, stage, between, torch.float32, made.card, HIDDEN, contextlib.nullcontext, lambda: None)  # type: ignore[arg-type]
+        pipeline = passes.PipelinePasses(model, stage, between, torch.float32, made.card, HIDDEN, contextlib.nullcontext, lambda: None)  # type: ignore[arg-type]
         batches = [{"input_ids": torch.ones(1, 16, dtype=torch.int64).as_subclass(OnCard)} for _ in range(micro_batches)]
         played.work[rank] = (what or step)(pipeline, batches)
 
@@ -90,12 +90,12 @@ def play(
     return played
 
 
-def step(pipeline: passes.Pipeline, batches: list[dict[str, Any]]) -> passes.Work:
+def step(pipeline: passes.PipelinePasses, batches: list[dict[str, Any]]) -> passes.StageWork:
     """One step of the training."""
     return pipeline.step(batches, [0] * len(batches), torch.tensor(1), lambda loss: loss.backward())[1]
 
 
-def evaluation_and_step(pipeline: passes.Pipeline, batches: list[dict[str, Any]]) -> passes.Work:
+def evaluation_and_step(pipeline: passes.PipelinePasses, batches: list[dict[str, Any]]) -> passes.StageWork:
     """Held-out rows before the first step, as the worker does."""
     with torch.no_grad():
         pipeline.summed_losses(batches, torch.tensor(1))

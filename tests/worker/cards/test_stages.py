@@ -53,7 +53,7 @@ def test_messages_on_their_way_keep_a_bounded_memory() -> None:
     """gloo's work is not completed before somebody waits for it."""
     most = [0]
 
-    def watched(pipeline: passes.Pipeline, batches: list[dict[str, Any]]) -> passes.Work:
+    def watched(pipeline: passes.PipelinePasses, batches: list[dict[str, Any]]) -> passes.StageWork:
         channel = pipeline.neighbours.behind_out
         after_pass = pipeline.after_pass
 

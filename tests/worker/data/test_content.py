@@ -11,7 +11,7 @@ import pytest
 
 from homelab.shared.protocol import checkpoint_copies
 from homelab.worker.data import row_agreement
-from homelab.worker.data.encoding import Data, Row
+from homelab.worker.data.encoding import EncodedData, Row
 from homelab.worker.errors import TrainingError
 from homelab.worker.runtime import process_group
 from tests.worker import harness
@@ -54,7 +54,7 @@ def test_a_node_with_other_rows_and_data_that_changed_between_attempts(forks: ha
 
 def said_by(rows: str, commit: str) -> dict[str, dict[str, str]]:
     """What a rank has: `rows` stands for them."""
-    train = Data([Row(tokens_of(rows), bytes(len(rows)), (0,))], [], commits={"train": commit})
+    train = EncodedData([Row(tokens_of(rows), bytes(len(rows)), (0,))], [], commits={"train": commit})
     return row_agreement.of(train)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from homelab.worker.errors import WorkerError
 from homelab.worker.model import inspection, model_dropout
-from homelab.worker.model.pretrained import Part
+from homelab.worker.model.pretrained import LoadedPart
 from tests.worker import harness
 from tests.worker.model import tiny_models
 
@@ -20,7 +20,7 @@ def settled(kind: str, tmp_path: Path, *, nodes: int = 1, stage: bool = False, *
     task = harness.task_of(tmp_path, [str(rank) for rank in range(nodes)], plan=plan, **recipe)
     notes: list[str] = []
     model = tiny_models.build(kind, **({"router_jitter_noise": 0.4} if kind == "phimoe" else {}))
-    model_dropout.settle(model, task, notes.append, Part(is_stage=stage))
+    model_dropout.settle(model, task, notes.append, LoadedPart(is_stage=stage))
     return model, notes
 
 

@@ -80,7 +80,7 @@ TOKENIZER: Any = SimpleNamespace(convert_ids_to_tokens=lambda number: f"<extra_{
     ],
 )
 def test_a_row_that_the_model_cannot_read_is_named(rows: list[Row], seen: str | None) -> None:
-    limits = row_limits.Limits(ids=64, positions=8)
+    limits = row_limits.RowLimits(ids=64, positions=8)
     if seen is None:
         row_limits.refuse(limits, rows, TOKENIZER, "tiny")
         return
@@ -90,7 +90,7 @@ def test_a_row_that_the_model_cannot_read_is_named(rows: list[Row], seen: str | 
 
 
 def test_a_rank_without_an_embedding_and_a_model_with_rotary_positions_take_any_row() -> None:
-    row_limits.refuse(row_limits.Limits(None, None), [row(10**6, 1)], TOKENIZER, "tiny")
+    row_limits.refuse(row_limits.RowLimits(None, None), [row(10**6, 1)], TOKENIZER, "tiny")
 
 
 def test_padding_never_needs_a_row_of_its_own_in_the_embedding() -> None:

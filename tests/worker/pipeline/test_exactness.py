@@ -132,7 +132,7 @@ def _with_gradients(change: Callable[[int, Any], Any]) -> int:
     from homelab.worker.strategies.pipeline import passes
     from homelab.worker.training.train import main
 
-    taken = passes.Pipeline._taken
+    taken = passes.PipelinePasses._taken
 
     def changed(self: Any, inbox: Any, work: Any) -> Any:
         tensor = taken(self, inbox, work)
@@ -141,5 +141,5 @@ def _with_gradients(change: Callable[[int, Any], Any]) -> int:
         inbox.counted = getattr(inbox, "counted", -1) + 1
         return change(inbox.counted, tensor) if self.stage.is_first else tensor
 
-    passes.Pipeline._taken = changed  # type: ignore[method-assign]
+    passes.PipelinePasses._taken = changed  # type: ignore[method-assign]
     return main()

@@ -66,14 +66,16 @@ def _ours(task: Any) -> dict[str, Any]:
     from homelab.worker.model.build import add_adapters
     from homelab.worker.strategies.pipeline import stage_model
     from homelab.worker.strategies.pipeline.neighbours import Neighbours
-    from homelab.worker.strategies.pipeline.passes import Pipeline
+    from homelab.worker.strategies.pipeline.passes import PipelinePasses
 
     base = stage_model.load(task.model.name, stage=task.stage, dtype=torch.float32)
     model = add_adapters(base, task.method, task.train.seed).train()
     _fill(model)
     neighbours = Neighbours.of(task.rank, task.stage_ranks)
     hidden = model.config.hidden_size
-    pipeline = Pipeline(model, task.stage, neighbours, torch.float32, torch.device("cpu"), hidden, contextlib.nullcontext, lambda: None)
+    pipeline = PipelinePasses(
+        model, task.stage, neighbours, torch.float32, torch.device("cpu"), hidden, contextlib.nullcontext, lambda: None
+    )
     tokens, labels = _rows()
     batches = [{"input_ids": some, "labels": of_them} for some, of_them in zip(tokens.split(ROWS), labels.split(ROWS), strict=True)]
     pipeline.step(batches, [0] * PASSES, _count(labels), lambda loss: loss.backward())

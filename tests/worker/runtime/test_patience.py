@@ -66,7 +66,7 @@ def test_before_the_losses_are_gathered_all_have_evaluated(monkeypatch: pytest.M
         balance,
         0,
         Form(pad=0),
-        evaluate.Hooks(strategy, lambda: happened.append("pass"), lambda: happened.append("waited")),
+        evaluate.EvaluationHooks(strategy, lambda: happened.append("pass"), lambda: happened.append("waited")),
     )
     assert loss == 2.0 and happened == ["pass", "waited", "gathered"]
 

@@ -17,7 +17,7 @@ from homelab.worker.errors import WorkerError
 from homelab.worker.model.build import load_model
 from homelab.worker.runtime.task import load_task
 from homelab.worker.tools import chat, footprint
-from homelab.worker.tools.footprint import Card, Place, choose
+from homelab.worker.tools.footprint import Place, RoomOnCard, choose
 from tests.processes import living
 from tests.worker import harness
 
@@ -85,29 +85,29 @@ def test_what_was_written_by_an_older_version_is_asked_too(tmp_path: Path) -> No
 
 class TestPlace:
     @staticmethod
-    def of(needed: int | None, *cards: Card, ram: int | None = 8 * GB) -> Place:
+    def of(needed: int | None, *cards: RoomOnCard, ram: int | None = 8 * GB) -> Place:
         return choose(needed, cards, ram, run="r1", model="/m")
 
     def test_the_card_with_most_free_memory(self) -> None:
-        assert self.of(4 * GB, Card(0, "A", 5 * GB), Card(1, "B", 6 * GB)) == Place(1)
-        assert self.of(None, Card(0, "A", 1)) == Place(0), "what is not known is tried"
+        assert self.of(4 * GB, RoomOnCard(0, "A", 5 * GB), RoomOnCard(1, "B", 6 * GB)) == Place(1)
+        assert self.of(None, RoomOnCard(0, "A", 1)) == Place(0), "what is not known is tried"
         assert self.of(4 * GB) == self.of(None) == self.of(4 * GB, ram=None) == Place(None)
 
     def test_the_cpu_where_no_card_has_room_and_it_is_said(self) -> None:
-        place = self.of(7 * GB, Card(0, "RTX 4070", 6 * GB))
+        place = self.of(7 * GB, RoomOnCard(0, "RTX 4070", 6 * GB))
         assert place.card is None
         assert place.note == "answered on the CPU, slowly: the model needs about 7.00 GB to answer, and card 0 (RTX 4070) has 6.00 GB free"
 
     def test_both_numbers_and_what_mends_it_where_there_is_no_room(self) -> None:
         with pytest.raises(WorkerError) as refused:
-            self.of(14 * GB, Card(0, "RTX 4070", 6 * GB))
+            self.of(14 * GB, RoomOnCard(0, "RTX 4070", 6 * GB))
         assert "about 14.00 GB to answer: card 0 (RTX 4070) has 6.00 GB free, and RAM has 8.00 GB free" in refused.value.message
         assert "nvidia-smi" in refused.value.hint
         with pytest.raises(WorkerError, match="there is no card, and RAM has"):
             self.of(14 * GB)
 
     def test_the_run_that_holds_the_card_is_named(self) -> None:
-        busy = Card(0, "RTX 4070", 6 * GB, is_training=True)
+        busy = RoomOnCard(0, "RTX 4070", 6 * GB, is_training=True)
         assert self.of(4 * GB, busy).note == "answered beside the training: the run trains on card 0 now"
         assert "the run trains on it now" in str(self.of(7 * GB, busy).note)
         with pytest.raises(WorkerError) as refused:

@@ -15,7 +15,7 @@ ENOUGH_STEPS = 20  # the window over which a run measures: a run that long speak
 _PRIOR_STEPS = 6  # a strategy counts as no slower than others with the weight of so many steps
 
 
-class Run(Protocol):
+class MeasuredRun(Protocol):
     """What one run has measured of one rank, over `steps` steps."""
 
     @property
@@ -32,7 +32,7 @@ class Run(Protocol):
     def token_s(self) -> float: ...
 
 
-def mean(runs: Sequence[Run]) -> Speed:
+def mean(runs: Sequence[MeasuredRun]) -> Speed:
     """The mean cost of the newest runs, weighed by their steps, up to ENOUGH_STEPS; `runs` is not empty, the newest first."""
     weighed = _newest(runs)
     total = sum(steps for _, steps in weighed)
@@ -43,7 +43,7 @@ def mean(runs: Sequence[Run]) -> Speed:
     )
 
 
-def slowdown(ranks: Iterable[Sequence[Run]], strategy: str, world_size: int, pass_tokens: float) -> float:
+def slowdown(ranks: Iterable[Sequence[MeasuredRun]], strategy: str, world_size: int, pass_tokens: float) -> float:
     """How many times as long passes of `pass_tokens` take with this strategy on so many ranks as by `mean`: gathering and the threads of
     the wire cost the rank time, too. One number for all ranks, because it says what the strategy costs; 1 where no run has tried it.
     """
@@ -57,7 +57,7 @@ def slowdown(ranks: Iterable[Sequence[Run]], strategy: str, world_size: int, pas
     return (_PRIOR_STEPS + measured_s) / (_PRIOR_STEPS + expected_s)
 
 
-def _newest(runs: Sequence[Run]) -> list[tuple[Run, int]]:
+def _newest(runs: Sequence[MeasuredRun]) -> list[tuple[MeasuredRun, int]]:
     """The newest runs with the steps that count, together no more than ENOUGH_STEPS."""
     weighed, left = [], ENOUGH_STEPS
     for run in runs:
@@ -67,5 +67,5 @@ def _newest(runs: Sequence[Run]) -> list[tuple[Run, int]]:
     return weighed
 
 
-def _pass_s(cost: Run | Speed, tokens: float) -> float:
+def _pass_s(cost: MeasuredRun | Speed, tokens: float) -> float:
     return cost.micro_batch_s + cost.token_s * tokens

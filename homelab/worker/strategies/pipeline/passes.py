@@ -21,7 +21,7 @@ Batch = dict[str, Any]
 
 
 @dataclass
-class Work:
+class StageWork:
     """What a step has cost this stage: seconds of the passes of each micro-batch, and seconds it has waited for messages."""
 
     passes_s: list[float] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class PipelinePasses:
     """A stage between its neighbours. `dtype` is that of the hidden states on the wire, the same as inside the model: nothing is rounded.
 
     `context` is around every forward pass (autocast); `after_pass` is called when one is done.
@@ -47,12 +47,12 @@ class Pipeline:
 
     def step(
         self, batches: Sequence[Batch], seeds: Sequence[int], count: torch.Tensor, backward: Callable[[torch.Tensor], None]
-    ) -> tuple[float, Work]:
+    ) -> tuple[float, StageWork]:
         """All passes of an optimizer step; the loss of this stage (0 but on the last one) and what it has cost.
 
         `count` divides the summed loss; `backward` is called with each loss.
         """
-        work = Work([0.0] * len(batches))
+        work = StageWork([0.0] * len(batches))
         coming, returning = self._inbox(self.neighbours.before_in, batches), self._inbox(self.neighbours.behind_in, batches)
         losses = torch.zeros((), dtype=torch.float64, device=self.device)
         begun: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = {}
@@ -104,7 +104,7 @@ class Pipeline:
             return None
         return Inbox(channel, [(*batch["input_ids"].shape, self.hidden) for batch in batches], self.dtype, self.device)
 
-    def _taken(self, inbox: Inbox | None, work: Work) -> torch.Tensor | None:
+    def _taken(self, inbox: Inbox | None, work: StageWork) -> torch.Tensor | None:
         """The next message, and the wait for it; None where nothing comes."""
         if inbox is None:
             return None
@@ -113,7 +113,7 @@ class Pipeline:
         work.waited_s += time.perf_counter() - before
         return tensor
 
-    def _send(self, channel: Channel, tensor: torch.Tensor, work: Work) -> None:
+    def _send(self, channel: Channel, tensor: torch.Tensor, work: StageWork) -> None:
         """Begin to send, and count the wait for messages before it."""
         before = time.perf_counter()
         channel.make_room()
@@ -139,7 +139,7 @@ class _Timed:
     """Around one pass of a micro-batch. On CUDA, kernels run later than Python: it waits for them, which costs a pipeline little, because
     the next thing it does is to wait for a message."""
 
-    def __init__(self, work: Work, index: int, device: torch.device) -> None:
+    def __init__(self, work: StageWork, index: int, device: torch.device) -> None:
         self._work, self._index, self._device = work, index, device
 
     def __enter__(self) -> None:

@@ -24,7 +24,7 @@ from homelab.worker.checkpoints import optimizer_state, tensor_files, weights
 from homelab.worker.data.batches import Batch, Form, StepBatches, StepItem, copied
 from homelab.worker.data.encoding import Row
 from homelab.worker.errors import WorkerError
-from homelab.worker.model.pretrained import DTYPES, Part
+from homelab.worker.model.pretrained import DTYPES, LoadedPart
 from homelab.worker.runtime import process_group
 from homelab.worker.runtime.step_timer import StepTimer
 from homelab.worker.runtime.task import Task
@@ -32,7 +32,7 @@ from homelab.worker.strategies import gradient_norm
 from homelab.worker.strategies.base import Strategy
 from homelab.worker.strategies.pipeline import stage_model, stages_state
 from homelab.worker.strategies.pipeline.neighbours import Neighbours
-from homelab.worker.strategies.pipeline.passes import Pipeline
+from homelab.worker.strategies.pipeline.passes import PipelinePasses
 
 
 class StageBatches(StepBatches):
@@ -74,10 +74,10 @@ class Stages(Strategy):
         return True
 
     @property
-    def part(self) -> Part:
+    def part(self) -> LoadedPart:
         stage = self.stage
         words = f"pipeline: layers {stage.begin} to {stage.end - 1} of {stage.layers}, stage {stage.number + 1} of {stage.count}"
-        return Part(reader=functools.partial(stage_model.load, stage=stage), is_stage=True, words=words, has_loss=stage.is_last)
+        return LoadedPart(reader=functools.partial(stage_model.load, stage=stage), is_stage=True, words=words, has_loss=stage.is_last)
 
     def batches(self, rows: Sequence[Row], *, steps: int, balance: Balance, form: Form) -> StepBatches:
         batches = self._batches_as(StageBatches, rows, steps, balance, form)
@@ -108,10 +108,10 @@ class Stages(Strategy):
         loss: float = pipeline.summed_losses(on_device, torch.tensor(1, device=self._device))
         return loss
 
-    def _pipeline(self, model: Any, context: Callable[[], AbstractContextManager[Any]], after_pass: Callable[[], None]) -> Pipeline:
+    def _pipeline(self, model: Any, context: Callable[[], AbstractContextManager[Any]], after_pass: Callable[[], None]) -> PipelinePasses:
         assert self._neighbours is not None, "they are there before the first pass"
         hidden = int(model.config.get_text_config().hidden_size)
-        return Pipeline(model, self.stage, self._neighbours, self._dtype, self._device, hidden, context, after_pass)
+        return PipelinePasses(model, self.stage, self._neighbours, self._dtype, self._device, hidden, context, after_pass)
 
     def clip(self, model: Any, most: float) -> float:
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from homelab.worker.checkpoints import weights
-from homelab.worker.model.pretrained import DTYPES, Part
+from homelab.worker.model.pretrained import DTYPES, LoadedPart
 from homelab.worker.runtime import process_group
 from homelab.worker.runtime.step_timer import StepTimer
 from homelab.worker.runtime.task import Task
@@ -53,8 +53,8 @@ class Shards(Strategy):
         return self._task.world_size > 1
 
     @property
-    def part(self) -> Part:
-        return Part(is_gathered=self.places_model and not self._is_per_step)
+    def part(self) -> LoadedPart:
+        return LoadedPart(is_gathered=self.places_model and not self._is_per_step)
 
     def divides_on_host(self, model: Any) -> bool:
         """A model that is larger than a card: each card gets its part alone, block by block (torch 2.13, _fsdp_init.py, _move_states_to_device).

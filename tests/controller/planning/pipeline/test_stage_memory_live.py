@@ -26,7 +26,7 @@ from homelab.worker.model.build import load_model
 from homelab.worker.model.pretrained import DTYPES
 from homelab.worker.strategies.pipeline import neighbours
 from homelab.worker.strategies.pipeline.neighbours import Channel, Neighbours
-from homelab.worker.strategies.pipeline.passes import Pipeline
+from homelab.worker.strategies.pipeline.passes import PipelinePasses
 from homelab.worker.strategies.registry import strategy_of
 from homelab.worker.tools.memory_dry_run import _storages
 from tests.controller.planning.memory.test_memory_live import LiveStorages
@@ -169,7 +169,7 @@ def held_bytes(case: Case, path: Path, run: Path) -> int:
     )
     dtype = torch.float32 if case.kind == "full" else DTYPES[case.precision]
     context = functools.partial(torch.autocast, "cpu", DTYPES[case.precision], enabled=case.precision != "fp32")
-    pipeline = Pipeline(model, stage, ends, dtype, torch.device("cpu"), 128, context, lambda: None)
+    pipeline = PipelinePasses(model, stage, ends, dtype, torch.device("cpu"), 128, context, lambda: None)
     draw = torch.Generator().manual_seed(1)
     batches = [batch_of(case, draw) for _ in range(PASSES)]
     optimizer = torch.optim.AdamW(trained, lr=1e-4)

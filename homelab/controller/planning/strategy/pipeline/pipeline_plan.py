@@ -24,7 +24,7 @@ _MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
-class Stages:
+class StageLayout:
     """A cut of the model for a size of micro-batches, how many of them each stage keeps, and the seconds of a step."""
 
     batching: MicroBatching
@@ -33,7 +33,7 @@ class Stages:
     step_s: float
 
 
-def fastest(job: TrainingJob) -> Stages:
+def fastest(job: TrainingJob) -> StageLayout:
     """The fastest way to cut the model that fits. Raises DoesNotFit where none does, NodesWithoutRoom where nodes are of no use."""
     batch, asked = job.recipe.train.global_batch, job.recipe.parallel.micro_batch
     most_rows = max(1, batch // job.machines.world_size)
@@ -44,7 +44,7 @@ def fastest(job: TrainingJob) -> Stages:
     return min(candidates, key=lambda one: (one.step_s, one.batching.rows, one.cut.order))
 
 
-def _cuts(batching: MicroBatching) -> list[Stages]:
+def _cuts(batching: MicroBatching) -> list[StageLayout]:
     """The best cuts for this size of micro-batches. Where memory is too short to keep all stages busy, the stages keep one micro-batch each."""
     for flights in (pipeline_schedule.least_in_flight, _one):
         cuts = partition.cuts(
@@ -57,7 +57,7 @@ def _cuts(batching: MicroBatching) -> list[Stages]:
             break
     flights_of = {cut: batching.in_flight(cut.order, cut.layers) for cut in cuts}
     return [
-        Stages(batching, cut, in_flight, stage_time.step_s(batching.times(cut.order, cut.layers, in_flight)))
+        StageLayout(batching, cut, in_flight, stage_time.step_s(batching.times(cut.order, cut.layers, in_flight)))
         for cut, in_flight in flights_of.items()
     ]
 
@@ -66,7 +66,7 @@ def _one(stage: int, stages: int) -> int:
     return 1
 
 
-def rank_plans(stages: Stages) -> tuple[RankPlan, ...]:
+def rank_plans(stages: StageLayout) -> tuple[RankPlan, ...]:
     """The ranks with their stages, in rank order. The first stage has the whole batch as its share: it counts the rows."""
     batching, begin = stages.batching, 0
     recipe, known = batching.job.recipe, batching.job.workload.speeds.speeds
@@ -83,7 +83,7 @@ def rank_plans(stages: Stages) -> tuple[RankPlan, ...]:
     return tuple(planned[rank] for rank in range(batching.stages))
 
 
-def choices(stages: Stages, planned: Sequence[RankPlan]) -> list[Choice]:
+def choices(stages: StageLayout, planned: Sequence[RankPlan]) -> list[Choice]:
     """What each stage holds and why, and which one sets the pace."""
     batching = stages.batching
     times = batching.times(stages.cut.order, stages.cut.layers, stages.in_flight)
