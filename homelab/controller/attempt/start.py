@@ -19,6 +19,7 @@ from homelab.controller.remote.fanout import Fleet, on_all
 from homelab.controller.run import hub_token, signals, store
 from homelab.controller.run.claims import Claim
 from homelab.controller.run.paths import RunPaths
+from homelab.shared.protocol import layout
 from homelab.shared.protocol.digest import file_sha256
 
 _UNDO_S = 8.0
@@ -49,7 +50,7 @@ def ship_material(fleet: Fleet, names: list[str], material: list[RecipeInput], s
                 if item.role not in digests:
                     digests[item.role] = _digest_here(item)
             if digests[item.role] != item.sha256:
-                raise _not_here(name, item, answer)
+                raise _not_here(name, item, layout.data_file(request) if answer["differs"] else None)
             assert item.local is not None
             with item.local.open("rb") as stream:
                 agent.send("receive-file", {**request, "size": os.fstat(stream.fileno()).st_size}, stream)
@@ -72,9 +73,10 @@ def _digest_here(item: RecipeInput) -> str | None:
         return None
 
 
-def _not_here(name: str, item: RecipeInput, answer: Mapping[str, Any]) -> HomelabError:
+def _not_here(name: str, item: RecipeInput, changed: str | None) -> HomelabError:
+    """`changed`: the other content lies there, in the workdir of the node."""
     assert item.local is not None and item.sha256
-    on_node = f"was changed on this node ({answer['path']})" if answer["differs"] else "is not on this node"
+    on_node = f"was changed on this node (below its workdir: {changed})" if changed else "is not on this node"
     at_controller = "the one here is not as it was at the launch" if item.local.is_file() else "not here either"
     return HomelabError(
         f"the run's file {item.name} {on_node}, and {at_controller}",

@@ -68,7 +68,10 @@ def test_where_nobody_has_it_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(HomelabError) as caught:
         ship(nodes, local)
     error = caught.value
-    assert "was changed on this node" in error.message and "not as it was at the launch" in error.message
+    assert (
+        f"was changed on this node (below its workdir: data/{DIGEST[:16]}/" in error.message
+        and "not as it was at the launch" in error.message
+    )
     assert "node b" in error.where and str(local) in error.hint and DIGEST[:12] in error.hint
     assert nodes.copy("b").read_bytes() == EDITED, "nothing else was put in its place"
 
