@@ -20,6 +20,7 @@ import pytest
 from homelab.controller.diagnose.cause import diagnose
 from homelab.controller.remote import answers
 from homelab.controller.remote.poll_reply import parse_replies
+from homelab.controller.run import node_matching
 from homelab.controller.run.state import node_part
 from homelab.node import facts, paths, worker_programs
 from homelab.node.probes import speed_profiles
@@ -248,6 +249,8 @@ def test_a_run_is_found_under_whatever_name_its_machine_has_today(workdir: Path)
     assert ask("facts", renamed)["runs"]["alive"] == [RUN]
     reply = ask("poll", renamed | {"run": RUN})
     assert answers.fault("poll", reply) is None
+    assert reply["run"]["as_node"] == NODE, "the controller finds its part in the run by it (node_matching)"
+    assert node_matching.sorted_out({renamed["node"]: reply}, {}, [NODE]) == ({NODE: reply}, {})
     assert reply["run"]["agent_alive"] and reply["run"]["torchrun_alive"] and list(reply["run"]["ranks"]) == ["0"]
     assert [run["alive"] for run in ask("runs", renamed)["runs"]] == [True]
     outcome = ask("stop", renamed | {"run": RUN})

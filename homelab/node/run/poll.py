@@ -89,6 +89,7 @@ def _run(folder: str, request: JsonObject) -> RunReply:
     ranks = {int(rank["rank"]): _rank(folder, attempt, node_dir, rank, {**request, "most": most}) for rank in of_node}
     return RunReply(
         name=os.path.basename(folder),
+        as_node=node,
         attempt=attempt,
         agent_alive=agent_alive,
         processes=len(pids),

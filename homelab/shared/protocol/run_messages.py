@@ -86,6 +86,7 @@ class RunReply(Message):
 
     MARKS = (FEW_LINES,)
     name: str
+    as_node: Annotated[str, Longest(200), PLAIN] = ""  # the name under which this machine takes part, whatever it is called today
     attempt: int = 0
     agent_alive: bool = False
     torchrun_alive: bool = False

@@ -9,13 +9,15 @@ import pytest
 from homelab.controller.base.errors import HomelabError, UnreachableError
 from homelab.controller.features.stop.stop import StopOutcome
 from homelab.controller.run import node_matching, run_lookup
+from homelab.shared.protocol.message import as_json
+from homelab.shared.protocol.run_messages import Reply, RunReply, Stopped
 
 HOSTS = {"node1": "10.0.0.11", "node2": "10.0.0.12", "node3": "10.0.0.13"}
 OFF = UnreachableError("no route to host")
 
 
 def answer(*as_nodes: str, asked: int = 0) -> dict[str, Any]:
-    return {"asked": asked, "killed": 0, "left": [], "as_nodes": list(as_nodes)}
+    return dict(as_json(Stopped(asked=asked, killed=0, left=(), as_nodes=as_nodes)))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +54,9 @@ def test_a_person_is_told_who_it_was() -> None:
 
 
 def said(name: str, as_node: str | None) -> dict[str, Any]:
-    return {"node": name, "run": None if as_node is None else {"as_node": as_node}}
+    """As the node program says it: a field that it has no more cannot be made here."""
+    run = None if as_node is None else RunReply(name="r", as_node=as_node)
+    return dict(as_json(Reply(node=name, time=1.0, run=run)))
 
 
 def test_answers_stand_under_the_names_of_the_run() -> None:
