@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from homelab.shared.law.pipeline_schedule import most_in_flight
+from homelab.shared.recipe.data import Data
+from homelab.shared.recipe.training import Train
 from homelab.worker.runtime.task import Task
 from scripts.practice.tiny_model import chat_rows, tiny_llama, write_jsonl
 
@@ -52,6 +55,9 @@ def resolved_recipe(**changes: Any) -> dict[str, Any]:
         "tracking": {"tensorboard": False, "eval_every_steps": 0},
         "script": None,
     }  # fmt: skip
+    for kind in (Data, Train):  # a launch writes all keys
+        given = {field.name: field.default for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}
+        recipe[kind.__name__.lower()] = {**given, **recipe[kind.__name__.lower()]}
     for name, value in changes.items():
         section, key = name.split("__")
         assert key in recipe[section], name

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from homelab.shared.recipe.neutral import NEUTRAL
+
 _SECTIONS = ("model", "data", "method", "train", "script")  # the others may change on a recovery
-# A key with this value counts as if it were not there: a key that joins later changes the name of no training that has begun.
-_NEUTRAL: dict[str, dict[str, Any]] = {"method": {"base": "auto", "model_dropout": False}, "data": {"columns": None}}
 _BY_EVALUATION = ("keep_best", "early_stopping")  # of [train]
 
 
 def deciding(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of the recipe that its fingerprint is made of. Raises KeyError, TypeError or AttributeError for what is no recipe."""
     law: dict[str, Any] = {name: recipe.get(name) for name in _SECTIONS}
-    for name, neutral in _NEUTRAL.items():
+    for name, neutral in NEUTRAL.items():
         if law[name]:
             law[name] = {key: value for key, value in law[name].items() if key not in neutral or value != neutral[key]}
     if law["method"]:

@@ -221,7 +221,7 @@ def _check(task: Task, plan_file: Path) -> None:
         message = f"rank {task.rank} runs on node {task.node}, the plan puts it on {task.nodes[task.rank]}"
         raise WorkerError(message, where=str(plan_file), hint=hint)
     for kind in (Model, Data, Method, Train, Parallel, Checkpoint, Tracking):
-        section(kind, task.run["recipe"], str(task.run_dir / layout.RUN_JSON))
+        section(kind, task.run["recipe"], str(task.run_dir / layout.RUN_JSON), whole=kind in (Model, Data, Method, Train))
     batch = task.train.global_batch
     if sum(task.shares) != batch or min(task.shares) < 0:
         raise WorkerError(f"the shares {list(task.shares)} do not add up to global_batch {batch}", where=str(plan_file), hint=hint)

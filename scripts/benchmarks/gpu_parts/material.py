@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import hashlib
 import json
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from homelab.shared.law.pipeline_schedule import most_in_flight
+from homelab.shared.recipe.data import Data
+from homelab.shared.recipe.training import Train
 
 
 def llama(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int, **more: Any) -> dict[str, Any]:
@@ -90,7 +93,7 @@ def run(folder: Path, of: Path, data: Path, **changes: Any) -> Path:
             "train": data.name, "eval": None, "eval_fraction": 0.0, "format": "auto", "completion_only": True, "packing": False,
             "split": "train", "text_column": "text",
         },
-        "method": {"kind": "full", "rank": 16, "alpha": 32, "dropout": 0.0, "targets": "all-linear", "backend": "auto"},
+        "method": {"kind": "full", "rank": 16, "alpha": 32, "dropout": 0.0, "targets": "all-linear", "backend": "auto", "base": "auto", "model_dropout": False},
         "train": {
             "global_batch": 12, "epochs": 1, "steps": None, "learning_rate": 1e-3, "warmup_steps": 2, "schedule": "cosine", "seq_len": 256,
             "seed": 42, "weight_decay": 0.01, "max_grad_norm": 1.0, "optimizer": "adamw", "precision": "auto",
@@ -102,6 +105,9 @@ def run(folder: Path, of: Path, data: Path, **changes: Any) -> Path:
         "tracking": {"tensorboard": False, "eval_every_steps": 0},
         "script": None,
     }  # fmt: skip
+    for kind in (Data, Train):  # a launch writes all keys
+        given = {field.name: field.default for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}
+        recipe[kind.__name__.lower()] = {**given, **recipe[kind.__name__.lower()]}
     for name, value in changes.items():
         section, key = name.split("__")
         assert key in recipe[section], name

@@ -87,9 +87,9 @@ def test_a_plan_that_does_not_fit_the_command_is_refused(tmp_path: Path, model: 
     with pytest.raises(WorkerError, match="do not add up to global_batch 12"):
         load_task(base | {"HOMELAB_ATTEMPT": "2"})
     whole = json.loads((run / "run.json").read_text())
-    del whole["recipe"]["train"]["learning_rate"]
+    del whole["recipe"]["train"]["seq_len"]
     (run / "run.json").write_text(json.dumps(whole))
-    with pytest.raises(WorkerError, match=r"\[train\] of the recipe lacks learning_rate") as caught:
+    with pytest.raises(WorkerError, match=r"\[train\] of the recipe lacks seq_len") as caught:
         load_task(base)
     assert caught.value.where == str(run / "run.json") and "homelab launch" in caught.value.hint
     del whole["recipe"]["checkpoint"]

@@ -20,7 +20,9 @@ GRADIENT_BYTES = 17e6  # LoRA r=16 of a 7B model in bf16
 ETHERNET_MTU = 1500
 
 
-@check("network.path_mtu", "packets of full size arrive, in both directions of every pair", worst="fail", sees="dials")
+@check(
+    "network.path_mtu", "packets of full size arrive, in both directions of every pair", worst="fail", sees="dials", after="network.loss"
+)
 def path_mtu(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """fail where large packets vanish between two nodes although connections open: the first gradient would hang."""
     lost = {
@@ -64,7 +66,7 @@ def _smaller(evidence: Evidence, node: str, message: str, size: int, carried: in
     return Problem("fail", message, Hint("{}: {} (until the next start; then in its network settings)", why, fix), fix)
 
 
-@check("network.throughput", "bytes arrive at about the same speed between all nodes", worst="fail", sees="dials")
+@check("network.throughput", "bytes arrive at about the same speed between all nodes", worst="fail", sees="dials", after="network.path_mtu")
 def throughput(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """fail where bytes do not arrive at all, warn where a wire is far slower than another one, or all are as slow as 10 Mbit/s."""
     stalled = {
