@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import pkgutil
@@ -133,3 +134,37 @@ def _can_be_built(model: type[BaseModel]) -> bool:
     except PydanticSchemaGenerationError:
         return False
     return True
+
+
+# Of a refusal and of what a short job says, which are no messages; `cache` is of the controller's own program (hub_data).
+NO_FIELDS = {"error", "message", "cache", "Content-Length"}
+
+
+def _taken(tree: ast.Module, names: tuple[str, ...]) -> Iterator[str]:
+    """Keys that are taken from answers as they came: `answer["left"]`, `answers[node].get("run")`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            key, of = node.slice.value, node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get" and node.args:
+            key, of = getattr(node.args[0], "value", None), node.func.value
+        else:
+            continue
+        while isinstance(of, ast.Subscript | ast.Attribute | ast.Call):
+            of = of.func if isinstance(of, ast.Call) else of.value
+        if isinstance(of, ast.Name) and of.id in names and isinstance(key, str):
+            yield key
+
+
+def test_every_key_that_is_taken_from_an_answer_is_declared() -> None:
+    """Types do not see a key: a field that leaves a message, because nobody seems to read it, would be missing without a word."""
+    declared = {name for verb in VERBS.values() for kind in _kinds(verb.answer_type()) for name in defaults(kind)}
+    found = set()
+    for file in (HOMELAB / "controller").rglob("*.py"):
+        names = (
+            ("answer", "answers", "stopped", "reply", "run")
+            if file.name == "node_matching.py"
+            else ("answer", "answers", "stopped", "reply")
+        )
+        found |= set(_taken(ast.parse(file.read_text(encoding="utf-8")), names))
+    assert {"as_node", "left", "as_nodes"} <= found and found - declared - NO_FIELDS == set()
+    assert set(_taken(ast.parse('answers[name].get("nobody_declares_this")'), ("answers",))) - declared == {"nobody_declares_this"}
