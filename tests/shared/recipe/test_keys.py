@@ -15,14 +15,17 @@ READERS = ("worker/", "shared/law/", "shared/recipe/", "controller/planning/")
 
 
 def read() -> set[str]:
-    """Every attribute that a reader asks for, and every key of a dictionary there."""
+    """Every attribute that a reader asks for, and every key of a dictionary there; a check of the recipe itself (`__post_init__`) trains nothing."""
     found = set()
     for path, tree in limits.trees().items():
         if limits.label(path).startswith(READERS):
-            found |= {node.attr for node in limits.nodes(tree) if isinstance(node, ast.Attribute)}
-            found |= {
-                node.slice.value for node in limits.nodes(tree) if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
-            }
+            checks = [node for node in limits.nodes(tree) if isinstance(node, ast.FunctionDef) and node.name == "__post_init__"]
+            hidden = {id(inner) for check in checks for inner in ast.walk(check)}
+            for node in limits.nodes(tree):
+                if isinstance(node, ast.Attribute) and id(node) not in hidden:
+                    found.add(node.attr)
+                elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+                    found.add(node.slice.value)
     return found
 
 
