@@ -29,9 +29,10 @@ def is_key(query: str) -> bool:
 def document(query: str) -> dict[str, Any]:
     """The section or the key as JSON. Raises InputError for one that is not known."""
     page, key = _found(query)
+    shape = schema.section(page.name)
     if key is None:
-        return {"section": page.name, "description": page.description, "keys": [_entry(page, one) for one in page.keys]}
-    return _entry(page, key)
+        return {"section": page.name, "description": page.description, "keys": [_entry(page, one, shape) for one in page.keys]}
+    return _entry(page, key, shape)
 
 
 def text(query: str) -> str:
@@ -39,7 +40,7 @@ def text(query: str) -> str:
     page, key = _found(query)
     if key is None:
         return f"{page.text.rstrip()}\n\nMore of one key: homelab explain {page.name}.{page.keys[0].name}"
-    entry = _entry(page, key)
+    entry = _entry(page, key, schema.section(page.name))
     lines = [f"{page.name}.{key.name}", f"  {key.description}", "", f"  type     {entry['type']}"]
     lines += [f"  allowed  {entry['allowed']}"] if entry["allowed"] else []
     lines += [f"  default  {entry['default']}", f"  example  {entry['example']}", "", f"All of the section: homelab explain {page.name}"]
@@ -75,8 +76,7 @@ def _found(query: str) -> tuple[reference.SectionPage, reference.Key | None]:
     return page, key
 
 
-def _entry(page: reference.SectionPage, key: reference.Key) -> dict[str, Any]:
-    shape = schema.section(page.name)
+def _entry(page: reference.SectionPage, key: reference.Key, shape: dict[str, Any]) -> dict[str, Any]:
     found = shape.get("properties", {}).get(key.name, {"type": "string"})
     is_needed = key.name in shape.get("required", ())
     default = "none: the key is needed" if is_needed else key.written if "default" in found else "left out"
