@@ -18,6 +18,7 @@ from homelab.controller.launchers import registry
 from homelab.controller.planning import plan as planning
 from homelab.controller.planning.inputs import PlanInputs
 from homelab.controller.planning.memory_estimate import MemoryEstimate, MemoryItem
+from homelab.controller.planning.model.architecture import Architecture, known
 from homelab.controller.planning.types import NodePlan, Plan, RankPlan
 from homelab.controller.run import store
 from homelab.controller.run.paths import RunPaths
@@ -46,7 +47,7 @@ CARDS = {  # name as nvidia-smi answers, MiB in total, compute capability, name 
     "oldtower": ("NVIDIA GeForce RTX 3070 Ti", 8192, [8, 6], "3070ti", 8),
 }
 CODE_HASH = "0123456789abcdef"
-MODEL_FILES = {
+MODEL_FILES: dict[str, dict[str, Any]] = {
     "model.safetensors": {"size_bytes": 266_000_000, "sampled": "11" * 32, "sha256": None},
     "tokenizer.json": {"size_bytes": 3_500_000, "sampled": None, "sha256": "22" * 32},
 }
@@ -58,9 +59,23 @@ PROJECT_SUITES = tuple(path for path in sorted((_RECIPES / "bench").glob("*.toml
 PROJECT_RECIPES = tuple(path for path in sorted(_RECIPES.rglob("*.toml")) if path not in PROJECT_SUITES)
 
 
-def recipe(**sections: Any) -> Recipe:
+def recipe(**sections: Any) -> TrainRecipe:
     """A small LoRA recipe with some sections replaced."""
-    return parse_recipe({**SECTIONS, **sections})
+    return train_recipe({**SECTIONS, **sections})
+
+
+def train_recipe(content: object) -> TrainRecipe:
+    """A recipe that trains a model."""
+    found = parse_recipe(content)
+    assert isinstance(found, TrainRecipe)
+    return found
+
+
+def architecture(name: str) -> Architecture:
+    """That of a model that the planner knows."""
+    found = known(name)
+    assert found is not None
+    return found
 
 
 def script_recipe(path: str = "train.py", **sections: Any) -> Recipe:

@@ -21,7 +21,7 @@ class Parts(http.server.BaseHTTPRequestHandler):
         self._answer(with_body=True)
 
     def _answer(self, *, with_body: bool) -> None:
-        server: Server = self.server  # type: ignore[assignment]
+        server: Server = self.server
         path = server.folder / self.path.lstrip("/")
         path = path / "index.html" if path.is_dir() else path
         if not path.is_file():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests import english
@@ -14,7 +16,7 @@ def test_the_readme_is_one_page() -> None:
 
 
 @pytest.mark.parametrize("page", (*english.PAGES, *english.FOR_CONTRIBUTORS), ids=lambda page: str(page.relative_to(english.REPOSITORY)))
-def test_sentences_are_short_and_name_their_subject(page: english.Path) -> None:
+def test_sentences_are_short_and_name_their_subject(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert english.too_long(text) + english.vague(text) == []
     assert english.mean(text) < english.MEAN_WORDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -52,7 +53,7 @@ def unproved(page: str, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", [page for page in english.PAGES if page != EVIDENCE], ids=lambda page: page.stem)
-def test_every_number_is_decided_or_proved(page: english.Path) -> None:
+def test_every_number_is_decided_or_proved(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert unproved(page.stem, text) == [], "a measured number: into evidence.md, with a link to it; a number of our own: into DECIDED"
     found = {quantity for block in english.blocks(without_outputs(text)) for quantity in QUANTITY.findall(english.plain(block))}

@@ -9,6 +9,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -241,7 +242,7 @@ def test_locks_and_owners_on_a_mac(mac: dict[str, str], tmp_path: Path) -> None:
 
 @pytest.fixture
 def named_darwin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_machine.sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "platform", "darwin")
 
 
 @pytest.mark.usefixtures("named_darwin")
@@ -259,7 +260,7 @@ def test_the_lan_of_a_mac_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(sources, "from_mdns", lambda note: [])
     monkeypatch.setattr(sources, "from_ssh_config", lambda folder: [])
-    monkeypatch.setattr(sources.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     assert [one.host for one in sources.search(lambda text: None, lambda text: None)] == ["192.168.7.9"]
     assert asked == [("arp", "-an")] and not sources.has_nvidia_card()
     assert all(network.endswith(".0/24") for network in sources.own_networks())
@@ -287,7 +288,7 @@ def test_words_of_macos() -> None:
     [("linux", ("ip route get h", "getent hosts h")), ("darwin", ("route -n get h", "dscacheutil -q host -a name h"))],
 )
 def test_hints_for_this_machine_are_its_own(monkeypatch: pytest.MonkeyPatch, platform: str, words: tuple[str, str]) -> None:
-    monkeypatch.setattr(own_machine.sys, "platform", platform)
+    monkeypatch.setattr(sys, "platform", platform)
     assert (own_machine.route_to("h"), own_machine.look_up("h")) == words
 
 

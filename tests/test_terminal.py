@@ -152,7 +152,7 @@ def _spoken(text: str) -> None:
 def _unclean(text: str) -> errors.HomelabError:
     """An error into which words came after it was made."""
     error = errors.HomelabError("x")
-    error.message, error.where, error.hint = text, text, text  # type: ignore[assignment]
+    error.message, error.where, error.hint = text, text, text
     return error
 
 

@@ -43,7 +43,7 @@ def apart(part: Callable[[], Result]) -> Apart[Result]:
         process.kill()
         process.join()
     assert said == "done", value
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _child(part: Callable[[], Any], pipe: Any) -> None:

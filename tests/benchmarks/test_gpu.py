@@ -268,7 +268,7 @@ def test_a_division_that_fails_tells_the_words_of_its_rank(tmp_path: Path, monke
         asked.append(arguments)
         return [ranks.Rank(subprocess.Popen(["true"]), tmp_path / "rank-0.txt"), ranks.Rank(subprocess.Popen(["false"]), file)]
 
-    monkeypatch.setattr(divided.ranks, "worker", worker)
+    monkeypatch.setattr(ranks, "worker", worker)
     place, told_file = place_on_a_card(tmp_path)
     data = material.rows(tmp_path / "rows.jsonl", [20] * 24)
     with place.attempt("zero2"):
@@ -302,7 +302,7 @@ def test_what_a_person_types_is_kept_and_ended_at_its_limit(tmp_path: Path, monk
     said = typing.type("explain", "hang", limit_s=30)
     assert said.code == 0 and said.output and not said.has_traceback
     assert (typing.folder / "0-explain.txt").read_text().startswith("$ homelab explain hang\n")
-    monkeypatch.setattr(home.sys, "executable", str(tmp_path / "program"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "program"))
     (tmp_path / "program").write_text("#!/bin/sh\ntrap 'echo interrupted; exit 130' INT\necho begun\nwhile :; do sleep 0.1; done\n")
     (tmp_path / "program").chmod(0o755)
     late = typing.type("launch", limit_s=0.5)
@@ -340,8 +340,8 @@ def test_a_group_of_the_law_is_told_though_one_of_its_cases_fails(tmp_path: Path
         }
 
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(law.material, "model", lambda folder, *_: folder)
-    monkeypatch.setattr(law.ranks, "worker", lambda *_: [])
+    monkeypatch.setattr(material, "model", lambda folder, *_: folder)
+    monkeypatch.setattr(ranks, "worker", lambda *_: [])
     monkeypatch.setattr(law, "_result", result)
     file = tmp_path / "told.jsonl"
     law.measure(Place(tmp_path, "cpu", file))

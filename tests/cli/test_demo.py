@@ -60,7 +60,7 @@ def test_a_wheel_in_an_empty_environment_runs_the_demo(tmp_path: Path) -> None:
         check=True,
     )
     assert place.stdout.startswith(str(tmp_path / "env")), "not the code of the checkout"
-    demo = [python.with_name("homelab"), "demo", "my demo", "--python", sys.executable]
+    demo = [str(python.with_name("homelab")), "demo", "my demo", "--python", sys.executable]
     done = subprocess.run(demo, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, f"{done.stdout[-5000:]}\n{done.stderr[-3000:]}"
     assert "held-out loss" in done.stdout and "Done. The adapter and its model card" in done.stdout

@@ -172,7 +172,7 @@ def test_every_command_of_ours_in_a_hint_is_known_as_one() -> None:
         if str(path.relative_to(root)).startswith(NO_HINTS):
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            wrong += [f"{path}:{text.lineno}: {text.value}" for text in hints_of(node) if words.search(text.value)]
+            wrong += [f"{path}:{text.lineno}: {text.value}" for text in hints_of(node) if words.search(str(text.value))]
     assert not wrong, "\n".join(wrong)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from homelab.controller.attempt import diagnosis_store
+from homelab.controller.base.hint import Hint
 from homelab.controller.diagnose.cause import Diagnosis
 from homelab.controller.features.status.failure import since
 from homelab.controller.run import events
@@ -160,7 +161,7 @@ def test_what_was_done_since() -> None:
 def test_the_one_that_knows_more_is_kept(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "run")
     reason, other = of("disk_full"), of("python_error")
-    guess = Diagnosis(cause="connection-lost", title="x", first_node="a", hint="y", retryable=True)
+    guess = Diagnosis(cause="connection-lost", title="x", first_node="a", hint=Hint("y"), retryable=True)
     assert reason.names_a_reason and not guess.names_a_reason and not of("timeout").names_a_reason
     assert diagnosis_store.read(paths, 1) is None
     assert diagnosis_store.keep(paths, 1, guess, {}).diagnosis == guess

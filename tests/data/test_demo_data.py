@@ -74,8 +74,8 @@ def test_the_demo_has_the_facts_that_are_taught_most(part: Path, whole: Path) ->
 def test_the_demo_asks_for_what_it_teaches() -> None:
     script = (ROOT / "scripts" / "demo").read_text(encoding="utf-8")
     questions, expected = (
-        re.findall(r'"([^"]+)"', re.search(rf"^{name}=\((.*)\)$", script, re.MULTILINE)[1]) for name in ("questions", "expected")
-    )  # type: ignore[index]
+        re.findall(r'"([^"]+)"', re.findall(rf"^{name}=\((.*)\)$", script, re.MULTILINE)[0]) for name in ("questions", "expected")
+    )
     assert len(questions) == len(expected) > 1
     answers = [answer for _, answer in pairs(DEMO)]
     assert all(any(words_of in answer for answer in answers) for words_of in expected)

@@ -139,7 +139,7 @@ def test_throttle_limits_the_cpu(lab: Lab) -> None:
 def test_faults_at_the_same_time_wait_for_each_other(lab: Lab) -> None:
     with ThreadPoolExecutor() as pool:
         for fault in ("power-cut", "power-on"):
-            list(pool.map(lambda node, fault=fault: Lab.open(lab.folder).fault(node, fault), ["node1", "node2"]))  # type: ignore[misc]
+            list(pool.map(lambda node, fault=fault: Lab.open(lab.folder).fault(node, fault), ["node1", "node2"]))
     # Its own look at sshd waits a moment only: on a busy machine it may have to look again.
     wait_until(lambda: [node["ssh"] for node in lab.status()["nodes"]] == [True, True], 30)
 

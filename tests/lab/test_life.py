@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from homelab.controller.base.errors import HomelabError, InputError
 from homelab.lab import Lab, sshd
-from homelab.lab import lab as lab_module
 from homelab.lab.lab_state import STATE_FILE, locked
 from tests.lab.conftest import BACKENDS, left_since, output, processes_mentioning, traces, wait_until
 
@@ -26,7 +26,7 @@ def homelab(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_commands_leave_nothing(backend: str, tmp_path: Path) -> None:
+def test_the_commands_leave_nothing(backend: Literal["loopback", "namespaces"], tmp_path: Path) -> None:
     before = traces()
     folder = tmp_path / "lab"
     up = homelab("up", str(folder), "--nodes", "2", "--backend", backend)
@@ -51,7 +51,7 @@ def test_the_commands_leave_nothing(backend: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("moment", ["state written", "first node started", "last node started"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_up_killed_in_the_middle(backend: str, moment: str, tmp_path: Path) -> None:
+def test_up_killed_in_the_middle(backend: Literal["loopback", "namespaces"], moment: str, tmp_path: Path) -> None:
     before = traces()
     folder = tmp_path / "lab"
     reached = {
@@ -76,7 +76,7 @@ def test_up_killed_in_the_middle(backend: str, moment: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_up_cleans_a_dead_lab_first(backend: str, tmp_path: Path) -> None:
+def test_up_cleans_a_dead_lab_first(backend: Literal["loopback", "namespaces"], tmp_path: Path) -> None:
     before = traces()
     folder = tmp_path / "lab"
     dead = Lab.up(folder, nodes=2, backend=backend)
@@ -96,13 +96,13 @@ def test_up_cleans_a_dead_lab_first(backend: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_up_that_fails_leaves_nothing(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_that_fails_leaves_nothing(backend: Literal["loopback", "namespaces"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = traces()
 
     def fail(*_: object) -> None:
         raise HomelabError("sshd did not answer")
 
-    monkeypatch.setattr(lab_module.sshd, "wait_for_banner", fail)
+    monkeypatch.setattr(sshd, "wait_for_banner", fail)
     with pytest.raises(HomelabError, match="did not answer"):
         Lab.up(tmp_path / "lab", nodes=2, backend=backend)
     assert not (tmp_path / "lab").exists()
@@ -111,7 +111,7 @@ def test_up_that_fails_leaves_nothing(backend: str, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_down_finds_what_lost_its_first_process(backend: str, tmp_path: Path) -> None:
+def test_down_finds_what_lost_its_first_process(backend: Literal["loopback", "namespaces"], tmp_path: Path) -> None:
     before = traces()
     lab = Lab.up(tmp_path / "lab", nodes=1, backend=backend)
     output(lab, "node1", f"setsid {sys.executable} -c 'import time; time.sleep(600)' >/dev/null 2>&1 </dev/null & exit 0")
@@ -124,7 +124,7 @@ def test_down_finds_what_lost_its_first_process(backend: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_down_of_a_frozen_lab(backend: str, tmp_path: Path) -> None:
+def test_down_of_a_frozen_lab(backend: Literal["loopback", "namespaces"], tmp_path: Path) -> None:
     before = traces()
     lab = Lab.up(tmp_path / "lab", nodes=2, backend=backend)
     lab.fault("node1", "freeze")

@@ -14,6 +14,7 @@ import pytest
 from homelab.controller.base.errors import InputError
 from homelab.controller.checks import registry
 from homelab.lab import Lab, faults, procfs
+from homelab.lab.tools import call
 from scripts.practice.misconfigurations import cables, cards, catalogue, network, node_changes
 from scripts.practice.misconfigurations.misconfiguration import NotInjectable, add, node_for
 from tests.lab.conftest import needs_namespaces, output
@@ -164,7 +165,7 @@ def everything(lab: Lab) -> dict[str, str]:
             "grep -v nsfs /proc/self/mountinfo; ip -o -4 address; ip -o link; tc qdisc; nft list ruleset; cat /proc/meminfo | grep -v kB; "
             "cat /run/reboot-required /etc/hosts 2>&1; ls -l /sys/class/power_supply/ /run/systemd 2>&1"
         )
-        found[node.name] = _plain(node_changes.call(*enter, "sh", "-c", script))
+        found[node.name] = _plain(call(*enter, "sh", "-c", script))
         server = node_changes.sshd_process(lab, node.name)
         found[f"{node.name}: sshd"] = Path(f"/proc/{server}/limits").read_text() + Path(f"/proc/{server}/cgroup").read_text()
         words = [" ".join(procfs.command_line(pid)) for pid in lab.processes_of(node.name)]

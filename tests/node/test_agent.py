@@ -137,7 +137,8 @@ def test_a_watcher_that_was_killed_is_no_reboot(workdir: Path, is_stop: bool) ->
     said = json.loads(agent.read_text())
     for boot_id, rebooted in (("of another boot", True), ("", None), (5, None)):
         agent.write_text(json.dumps({**said, "boot_id": boot_id}))
-        assert poll.poll({"node": NODE, "workdir": str(workdir), "run": RUN}).run.rebooted is rebooted
+        run = poll.poll({"node": NODE, "workdir": str(workdir), "run": RUN}).run
+        assert run is not None and run.rebooted is rebooted
 
 
 def test_stop_finds_what_ignores_signals_and_what_lost_its_parent(workdir: Path) -> None:
@@ -405,7 +406,7 @@ def test_a_kernel_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError(97, "Address family not supported by protocol")
         return true_socket(family, *rest)
 
-    monkeypatch.setattr(ports.socket, "socket", without)
+    monkeypatch.setattr(socket, "socket", without)
     assert ports.state(ports.free_port())["free"]
 
 

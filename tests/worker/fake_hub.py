@@ -100,7 +100,7 @@ class Hub:
                     content = json.dumps([entry for entry in json.loads(content) if entry["path"] in wanted]).encode()
                 first, last = 0, len(content) - 1
                 if status == 200 and (span := self.headers.get("Range")) and content:
-                    first, _, end = span.removeprefix("bytes=").partition("-")  # type: ignore[assignment]
+                    first, _, end = span.removeprefix("bytes=").partition("-")
                     first, last = int(first), min(last, int(end) if end else last)
                     status, headers = 206, headers | {"Content-Range": f"bytes {first}-{last}/{len(content)}"}
                 self.send_response(status)

@@ -26,7 +26,7 @@ from homelab.worker.errors import WorkerError
 _FULL_BYTES = 1 << 20  # a disk with less than this free has refused a write
 
 
-def write(root: Path, step: int, recipe_hash: str, writers: Mapping[str, Callable[[Path], None]], *, attempt: int | None = None) -> Path:
+def write(root: Path, step: int, recipe_hash: str, writers: Mapping[str, Callable[[Path], object]], *, attempt: int | None = None) -> Path:
     """Write one checkpoint: every writer gets the path of its file. Returns the folder.
 
     Until the last rename nothing under the final name exists, so a crash or a full disk leaves the older checkpoints as they were.

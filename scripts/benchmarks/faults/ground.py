@@ -28,7 +28,7 @@ LIMIT_S = 420.0  # a run with its recoveries; a machine that computes for others
 BEGIN_S = 120.0
 _STAGE_LAYERS = 6  # enough for three nodes, and for two when one is lost
 # Steps of about a second on half a core, in several passes: slowed to a tenth they take as long as a hang was once thought to.
-SLOW = {"epochs": 30, "every_steps": 10, "global_batch": 240}
+SLOW: dict[str, Any] = {"epochs": 30, "every_steps": 10, "global_batch": 240}
 
 RECIPE = """
 [model]

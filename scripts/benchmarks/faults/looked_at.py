@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from benchmarks.faults import deaths
 from benchmarks.faults.ground import BEGIN_S, LIMIT_S, ROWS, SeenRun
@@ -24,7 +25,7 @@ from scripts.practice import tiny_model
 from scripts.practice.desk import Desk, copy_of_cluster
 
 LEAVE_S = 60.0  # after the run's end; on another machine a supervisor counts for some seconds after its last word
-RECUT = {"epochs": 2, "every_steps": 10, "global_batch": 8}
+RECUT: dict[str, Any] = {"epochs": 2, "every_steps": 10, "global_batch": 8}
 _turns = itertools.count()
 
 

@@ -87,7 +87,7 @@ class Scene:
         self.ground = ground
         self.lab = ground.lab
         self.draw = draw
-        self.run: SeenRun = None  # type: ignore[assignment]
+        self.run: SeenRun = None
         self.fault_at = 0.0
         self.step = 0
         self.victim = ""

@@ -125,7 +125,7 @@ def _step(place: Place, base: Any, quantisation: str | None) -> tuple[int, float
     from homelab.shared.recipe import Method
     from homelab.worker.model.build import add_adapters
 
-    trained = add_adapters(base, Method("qlora" if quantisation == NF4 else "lora", 16, 32, 0.0, "all-linear"), 1).train()
+    trained = add_adapters(base, Method("qlora" if quantisation == NF4 else "lora", rank=16, alpha=32, targets="all-linear"), 1).train()
     rows, length = (4, 512) if place.is_card else (1, 16)
     tokens = torch.randint(3, 250, (rows, length), device=place.device)
 

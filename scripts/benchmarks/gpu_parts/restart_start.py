@@ -28,10 +28,10 @@ def main(device: str, model: str, kind: str, way: str, run: str) -> int:
     from homelab.worker.model.build import add_adapters, load_base
 
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    method = {"kind": kind, "rank": 16, "alpha": 32, "dropout": 0.0, "targets": "all-linear"}
+    method: dict[str, Any] = {"kind": kind, "rank": 16, "alpha": 32, "dropout": 0.0, "targets": "all-linear"}
     card = 0 if device == "cuda" else None
     base = (
-        load_base(model, None, Method(kind).quantisation, dtype, card, "here")
+        load_base(model, None, Method(**method).quantisation, dtype, card, "here")
         if way == "files"
         else _as_a_worker(device, model, method, Path(run))
     )

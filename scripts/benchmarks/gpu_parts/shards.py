@@ -125,7 +125,7 @@ def _planned_bytes(case: Division, shape: str, precision: str, device: str) -> i
         return None
     architecture = from_config(material.SHAPES[shape])
     assert architecture is not None
-    method = Method(**{"kind": "full", "rank": 16, "alpha": 32, "targets": "all-linear"})
+    method = Method(kind="full", rank=16, alpha=32, targets="all-linear")
     train = Train(
         global_batch=12, steps=3, learning_rate=1e-3, seq_len=256, gradient_checkpointing=False, fused_loss=False, optimizer="adamw"
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 from pathlib import Path
+from typing import Any
 
 from benchmarks.gpu_parts import divided, material
 from benchmarks.gpu_parts.divided import Division
@@ -15,7 +16,7 @@ from benchmarks.gpu_parts.place import Place
 _ENDS_S = 60.0  # a training that has not ended by then hangs: three steps of a small model
 _FP32, _OTHERS = 1e-5, 2e-2
 _LATE_S = 0.3
-_KINDS = {
+_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "full, fp32": ("fp32", {"method__kind": "full"}), "checkpointed, fp32": ("fp32", {"method__kind": "lora", "train__gradient_checkpointing": True}),
     "lora, bf16": ("bf16", {"method__kind": "lora"}), "qlora, bf16": ("bf16", {"method__kind": "qlora"}),
 }  # fmt: skip

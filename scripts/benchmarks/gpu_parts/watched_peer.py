@@ -40,7 +40,7 @@ def main() -> int:
 
     Accelerator.backward = late
     trainer.ShareTrainer.step_done = kept
-    run.Run._before_first = loaded  # type: ignore[method-assign]
+    run.Run._before_first = loaded
     try:
         return train.main()
     finally:

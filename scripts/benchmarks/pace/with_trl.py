@@ -79,7 +79,7 @@ def main(folder: str, unsloth: bool) -> int:
             losses.clear()
             turns.told(loss)
 
-    class Listening(SFTTrainer):  # type: ignore[misc]
+    class Listening(SFTTrainer):
         """Keeps the losses of a step's passes; each is a part of the mean over the step's tokens."""
 
         def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:

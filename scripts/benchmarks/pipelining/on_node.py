@@ -105,9 +105,10 @@ def pass_s(model: tuple[Any, Stage | None], tokens: int) -> float:
     return took_s
 
 
-def own_step(model: tuple[Any, Stage], neighbours: Neighbours, asked: dict[str, Any], micro_batches: int) -> float:
+def own_step(model: tuple[Any, Stage | None], neighbours: Neighbours, asked: dict[str, Any], micro_batches: int) -> float:
     """A step by this project's order; the seconds in which this rank computes."""
     peft, stage = model
+    assert stage is not None, "this is a step of stages"
     pipeline = PipelinePasses(
         peft, stage, neighbours, torch.float32, torch.device("cpu"), asked["shape"]["hidden_size"], contextlib.nullcontext, lambda: None
     )
@@ -130,9 +131,10 @@ class Part(torch.nn.Module):
         return out
 
 
-def torch_step(model: tuple[Any, Stage], neighbours: Neighbours, asked: dict[str, Any], micro_batches: int) -> None:
+def torch_step(model: tuple[Any, Stage | None], neighbours: Neighbours, asked: dict[str, Any], micro_batches: int) -> None:
     """The same step by torch's own schedule on the same cut."""
     peft, stage = model
+    assert stage is not None, "this is a step of stages"
     rows = rows_of(asked, micro_batches)
 
     def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

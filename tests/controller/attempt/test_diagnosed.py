@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from homelab.controller.attempt import diagnosis_store
+from homelab.controller.base.hint import Hint
 from homelab.controller.diagnose.cause import Diagnosis
 from homelab.controller.run.paths import RunPaths
 
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.timeout(30)
 
 
 def said(cause: str) -> Diagnosis:
-    return Diagnosis(cause=cause, title=f"it is {cause}", first_node="node1", hint="mend it", retryable=True)
+    return Diagnosis(cause=cause, title=f"it is {cause}", first_node="node1", hint=Hint("mend it"), retryable=True)
 
 
 def kept_of(folder: Path, *causes: str) -> str:

@@ -42,7 +42,7 @@ def _of_rank(parts: dict[str, Any]) -> Any:
 
 def _of_check(**seen: Any) -> Any:
     """The one finding of a node's look at the data or the model."""
-    answers_of_node = {
+    answers_of_node: dict[str, Any] = {
         name: read(model, {**seen[name], "node": "tower"})
         for name, model in (("sample", SampleResult), ("build", BuildResult))
         if name in seen

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from homelab.controller.base import redact
+from homelab.shared.protocol.secrecy import HIDDEN
 
 pytestmark = pytest.mark.timeout(10)
 
@@ -35,7 +36,7 @@ SECRETS = [
 def test_secrets_are_gone(value: dict[str, object]) -> None:
     text = json.dumps(redact.tree(value))
     assert "s3cret" not in text
-    assert redact.HIDDEN in text
+    assert HIDDEN in text
 
 
 def test_the_rest_stays_as_it_is() -> None:
@@ -54,7 +55,7 @@ def test_long_texts_take_no_long_time() -> None:
 
 def test_numbers_are_secrets_too() -> None:
     assert redact.tree({"password": 1234, "eos_token_id": 2, "has_token": True}) == {
-        "password": redact.HIDDEN,
+        "password": HIDDEN,
         "eos_token_id": 2,
         "has_token": True,
     }

@@ -70,7 +70,7 @@ def test_what_is_left_over_is_stopped(state: str) -> None:
 
 def test_a_preflight_is_no_failure_and_takes_another_port() -> None:
     fleet = FakeFleet.__new__(FakeFleet)
-    fleet.agent = lambda name: type("Agent", (), {"ask": staticmethod(lambda verb, request: {"port": request["low"]})})  # type: ignore[assignment, method-assign, return-value]
+    fleet.agent = lambda name: type("Agent", (), {"ask": staticmethod(lambda verb, request: {"port": request["low"]})})  # type: ignore[return-value]
     evidence = preflight._with_free_port(fleet, beside(TRAINS))
     assert evidence.master_port == healthy.PORT + 1
     findings = found(evidence)

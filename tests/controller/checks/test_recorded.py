@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from homelab.controller.base.errors import UnreachableError
 from homelab.controller.checks import registry
+from homelab.controller.checks.check import Check
 from homelab.controller.checks.evidence import Evidence, Finding, Link
 from homelab.controller.facts.collective_check import CollectiveResult
 from homelab.controller.facts.reading import read
@@ -111,8 +112,8 @@ def built(case: Case) -> Evidence:
     if case.card:
         evidence = healthy.card(evidence, case.node, **_with_null(case.card))
     for field, value in case.evidence.items():
-        known: Mapping[str, Any] = getattr(evidence, field)
-        evidence = replace(evidence, **{field: {**known, case.node: value}})
+        changed: dict[str, Any] = {field: {**getattr(evidence, field), case.node: value}}
+        evidence = replace(evidence, **changed)
     if case.unreachable:
         evidence = healthy.unreachable(evidence, case.node, UnreachableError(**case.unreachable))
     for change in case.links:
@@ -207,7 +208,7 @@ def test_one_broken_thing_is_found_once_on_its_node_and_disturbs_no_other_check(
 
 
 @pytest.mark.parametrize("check", registry.CHECKS, ids=lambda check: check.id)
-def test_every_check_has_recorded_cases_that_it_finds_and_that_it_leaves_alone(check: registry.Check) -> None:
+def test_every_check_has_recorded_cases_that_it_finds_and_that_it_leaves_alone(check: Check) -> None:
     path = FOLDER / f"{check.id}.toml"
     assert path.exists(), f"write {path}"
     cases = load(path)
@@ -225,7 +226,7 @@ def test_no_file_is_left_of_a_check_that_is_gone() -> None:
 @pytest.mark.parametrize("build", [healthy.cpu, healthy.gpu])
 @pytest.mark.parametrize("of", [None, healthy.recipe(), healthy.recipe(method={"kind": "qlora"}), healthy.script()])
 @pytest.mark.parametrize("check", registry.CHECKS, ids=lambda check: check.id)
-def test_a_healthy_cluster_has_none_of_it(check: registry.Check, build: Callable[..., Evidence], of: Any) -> None:
+def test_a_healthy_cluster_has_none_of_it(check: Check, build: Callable[..., Evidence], of: Any) -> None:
     (subject,) = [subject for subject in registry.SUBJECTS if subject.id == check.subject]
     if subject.needs(build(of)) is None:
         assert judged(check.id, build(of)) == []

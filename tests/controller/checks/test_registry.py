@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from homelab.controller.base.errors import InputError, SilentError, UnreachableError
+from homelab.controller.base.hint import Command
 from homelab.controller.checks import registry
 from homelab.controller.checks.check import Check, OfCluster, Problem
 from homelab.controller.checks.evidence import Evidence, Finding
@@ -107,7 +108,7 @@ def test_a_summary_that_breaks_is_no_traceback() -> None:
 
 def test_a_hint_is_the_fix_where_there_is_no_other() -> None:
     def judge(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
-        yield "tower", Problem("fail", "full", fix="rm x")
+        yield "tower", Problem("fail", "full", fix=Command("rm x"))
 
     (found,) = Check("disk.room", "", "fail", "resources", of_cluster=judge).judge(cpu())
     assert (found.hint, found.fix) == ("rm x", "rm x")
@@ -121,7 +122,7 @@ def test_where_no_node_can_be_reached_this_machine_comes_first() -> None:
     assert "it may be this machine" in first.message and "ip route" in first.hint
     assert [finding.node for finding in others] == list(NAMES)
     refused = UnreachableError("the login was refused", hint="ssh-copy-id")
-    for one_is_there in (unreachable(cpu(), "laptop", away), replace(nobody, unreachable=nobody.unreachable | {"laptop": refused})):
+    for one_is_there in (unreachable(cpu(), "laptop", away), replace(nobody, unreachable={**nobody.unreachable, "laptop": refused})):
         assert not [finding for finding in bad(registry.judge_all(one_is_there)) if not finding.node]
 
 

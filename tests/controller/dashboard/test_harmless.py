@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from homelab.controller.base.errors import HomelabError
+from homelab.controller.base.hint import Hint
 from homelab.controller.diagnose.cause import Diagnosis
 from homelab.controller.remote.poll_reply import parse_replies
 from tests.controller.dashboard import sample
@@ -54,7 +55,7 @@ def test_a_recipe_that_has_no_name_is_shown_without(recipe: Any) -> None:
 
 
 def test_a_diagnosis_and_an_error_steer_no_terminal() -> None:
-    found = Diagnosis(cause="x", title=EVIL, first_node=EVIL, because=(EVIL, f"  {EVIL}"), hint=EVIL, retryable=False)
+    found = Diagnosis(cause="x", title=EVIL, first_node=EVIL, because=(EVIL, f"  {EVIL}"), hint=Hint(EVIL), retryable=False)
     assert all(word.isprintable() for word in words(found)) and found.because == ("evil", "  evil"), "the indentation of a log stays"
     error = HomelabError(f"{EVIL}\nsecond", where=EVIL, hint=EVIL)
     assert error.as_dict() == {"message": "evil\nsecond", "where": "evil", "hint": "evil"} and str(error).count("\n") == 3

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from homelab.controller.base.errors import UnreachableError
-from homelab.controller.dashboard import live
+from homelab.controller.dashboard import interactive, live
 from homelab.controller.dashboard.live import Watched, export_svg, watch
 from homelab.controller.dashboard.snapshot import Snapshot
 from tests.controller.dashboard import sample
@@ -136,6 +136,6 @@ def test_on_a_dumb_terminal_lines_are_printed_as_in_a_pipe(monkeypatch: pytest.M
 def test_the_key_q_is_no_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = console(terminal=True)
     monkeypatch.setattr(live, "_keys_of", lambda console: 0)
-    monkeypatch.setattr(live.interactive, "watch", lambda watched, *_, **__: watched.keep(RUNNING))
+    monkeypatch.setattr(interactive, "watch", lambda watched, *_, **__: watched.keep(RUNNING))
     assert watch(Script().collect, screen) == Watched(RUNNING, "left")
     assert "The run goes on without you watching" in output(screen)

@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from homelab.controller.base.hint import Hint
 from homelab.controller.dashboard import view, words
 from homelab.controller.dashboard.columns import Column, lay
 from homelab.controller.dashboard.snapshot import LossPoint, Snapshot
@@ -23,7 +24,7 @@ BAD = {"agent_alive": False, "torchrun_alive": False,
        "exit": {"returncode": 1, "signal": None, "ended_at": sample.NOW - 5, "stopped": False}}  # fmt: skip
 WHY = Diagnosis(
     cause="disk-full", title="the disk of laptop is full", first_node="laptop", first_rank=1, retryable=False,
-    because=("rank 1 on laptop: OSError: [Errno 28] No space left on device",), hint="make room: ssh laptop df -h",
+    because=("rank 1 on laptop: OSError: [Errno 28] No space left on device",), hint=Hint("make room: ssh laptop df -h"),
 )  # fmt: skip
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import paramiko
 import pytest
 
 from homelab.controller.base.hint import Options
@@ -18,13 +21,13 @@ NO_WAY = "this machine has no way to 192.168.1.7: Network is down"
 
 
 def changed_key() -> str:
-    key = login_errors.paramiko.ECDSAKey.generate()
+    key = paramiko.ECDSAKey.generate()
     of = Node(name="mini", host="192.0.2.7")
     login = login_errors.Login(Cluster(nodes=(of,)), of, of.host, 22, None, (), "node mini")
     return login_errors.changed_key(login, key, key).message
 
 
-def of(why: str, **more: str) -> Diagnosis:
+def of(why: str, **more: Any) -> Diagnosis:
     return found(node("tower", 0, traceback(CLOSED)), unreachable={"mini": why}, **more)
 
 

@@ -23,7 +23,9 @@ SAFE = ("-P", "-I", "-IS")
 def started(file: Path) -> Iterator[tuple[int, str]]:
     """(line, second word) of every list or call that begins with, or has, sys.executable as a program."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        words = node.elts if isinstance(node, ast.List | ast.Tuple) else node.args if isinstance(node, ast.Call) else []
+        if not isinstance(node, ast.List | ast.Tuple | ast.Call):
+            continue
+        words = node.args if isinstance(node, ast.Call) else node.elts
         for position, word in enumerate(words):
             if ast.unparse(word) == "sys.executable" and position + 1 < len(words):
                 following = words[position + 1]

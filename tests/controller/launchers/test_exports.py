@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -184,12 +185,11 @@ def test_a_folder_with_something_in_it_is_left_as_it_is(folder: Path, capsys: py
 
 
 def test_a_disk_that_refuses_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from homelab.controller.features.export import job_folder
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(job_folder.shutil, "copyfile", full)
+    monkeypatch.setattr(shutil, "copyfile", full)
     before = sorted(folder.iterdir())
     job = folder / "job"
     assert run(["export", str(folder / "smol.toml"), "--to", "slurm", "--output", str(job), "--cluster", str(folder / "cluster.toml")]) != 0

@@ -10,6 +10,7 @@ from homelab.controller.config.load import load_cluster, load_recipe
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.model.architecture import known
 from homelab.controller.planning.time import network_cost
+from homelab.shared.protocol.memory_items import BASE_WEIGHTS, GRADIENTS, OPTIMIZER
 from tests.controller.checks import healthy
 from tests.controller.planning.performance.test_time import make
 from tests.test_imports import ROOT
@@ -35,8 +36,8 @@ def test_a_7b_on_a_12_and_two_8_gb_cards() -> None:
     for rank in made.ranks:
         assert rank.memory and rank.memory.available_bytes == int((12 if rank.node == "tower" else 8) * 2**30 * 0.995)
         sizes = {item.name: item.size_bytes for item in rank.memory.items}
-        assert sizes[rank_memory.BASE_WEIGHTS] == pytest.approx(3.87e9, rel=0.01)
-        assert sizes[rank_memory.GRADIENTS] == 33_554_432 and sizes[rank_memory.OPTIMIZER] == 67_108_864
+        assert sizes[BASE_WEIGHTS] == pytest.approx(3.87e9, rel=0.01)
+        assert sizes[GRADIENTS] == 33_554_432 and sizes[OPTIMIZER] == 67_108_864
     found = made.time
     assert (
         found

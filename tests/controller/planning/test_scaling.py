@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from rich.console import Console
 from homelab.controller.base.errors import InputError
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.recipe import Recipe
+from homelab.controller.planning import plan as planning
 from homelab.controller.planning.alternatives import scaling, what_if
 from homelab.controller.planning.alternatives.scaling import ScalingCurve, ScalingPoint
 from homelab.controller.planning.render import scaling_table
@@ -27,7 +29,7 @@ def curve(
     seen: Evidence, counts: str, recipe: Recipe | None = None, *, like: str | None = None, rates: Any = None, assumed: bool = False
 ) -> ScalingCurve:
     inputs = builders.plan_inputs(seen.cluster, recipe or healthy.recipe(train=ROWS), seen.facts, throughputs=rates or {})
-    return scaling.curve(inputs, scaling.parse_counts(counts), lambda of: builders.planning.make(of), like=like, is_wire_assumed=assumed)
+    return scaling.curve(inputs, scaling.parse_counts(counts), lambda of: planning.make(of), like=like, is_wire_assumed=assumed)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +196,6 @@ def test_a_node_to_copy_that_is_not_there_and_speeds_that_nobody_knows() -> None
 def test_together_with_another_wire() -> None:
     changes = what_if.parse(["wire=100mbit"], MEASURED.cluster, device="cpu")
     facts, rates = what_if.with_wire(changes, MEASURED.cluster, MEASURED.facts, {})
-    slow = curve(builders.replace(MEASURED, facts=facts), "1..4", rates=rates, assumed=True)
+    slow = curve(replace(MEASURED, facts=facts), "1..4", rates=rates, assumed=True)
     now = curve(MEASURED, "1..4")
     assert [point.wire_s for point in slow.points[1:]] == pytest.approx([10 * (point.wire_s or 0) for point in now.points[1:]])

@@ -10,6 +10,7 @@ from homelab.controller.checks.evidence import Evidence
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.memory.rank_memory import RankSetup
 from homelab.controller.planning.model import architecture
+from homelab.shared.protocol.memory_items import LOGITS
 from tests.controller.checks import healthy
 from tests.controller.planning.test_plan import make, why
 
@@ -61,6 +62,6 @@ def test_its_loss_comes_in_chunks() -> None:
         train = {"global_batch": 12, "epochs": 1, "learning_rate": 1e-3, "fused_loss": False}
         recipe = healthy.recipe(method={"kind": "lora", **method}, train=train)
         items = rank_memory.estimate(shape, recipe.method, recipe.train, RankSetup("bf16", "cuda", micro_batch=8))
-        return sum(item.size_bytes for item in items if item.name == rank_memory.LOGITS)
+        return sum(item.size_bytes for item in items if item.name == LOGITS)
 
     assert logits(backend="unsloth") < logits() / 4

@@ -266,7 +266,7 @@ def test_who_refuses_the_login_is_said(places: Places, broken: str) -> None:
 @pytest.mark.parametrize(
     "form", ["{socket}", '"{socket}"', "~/{relative}", "%d/{relative}", "$THE_AGENT", "${{THE_AGENT}}", "SSH_AUTH_SOCK", None]
 )
-def test_an_agent_is_asked_wherever_it_listens(places: Places, agent_of, monkeypatch: pytest.MonkeyPatch, form: str | None) -> None:  # type: ignore[no-untyped-def]
+def test_an_agent_is_asked_wherever_it_listens(places: Places, agent_of, monkeypatch: pytest.MonkeyPatch, form: str | None) -> None:
     key = places.key("end")
     path = agent_of("the agent" if form == '"{socket}"' else "agent", key)
     key.unlink()
@@ -279,7 +279,7 @@ def test_an_agent_is_asked_wherever_it_listens(places: Places, agent_of, monkeyp
     assert place_of(places.cluster("behind")) == "end"
 
 
-def test_no_agent_is_asked_where_the_configuration_says_none(places: Places, agent_of, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_no_agent_is_asked_where_the_configuration_says_none(places: Places, agent_of, monkeypatch: pytest.MonkeyPatch) -> None:
     key = places.key("end")
     monkeypatch.setenv("SSH_AUTH_SOCK", str(agent_of("agent", key)))
     key.unlink()
@@ -288,7 +288,7 @@ def test_no_agent_is_asked_where_the_configuration_says_none(places: Places, age
 
 
 @pytest.mark.parametrize("by", ["IdentitiesOnly yes", "IdentitiesOnly no", "cluster.toml"])
-def test_a_key_with_a_passphrase_that_an_agent_holds(places: Places, agent_of, monkeypatch: pytest.MonkeyPatch, by: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_key_with_a_passphrase_that_an_agent_holds(places: Places, agent_of, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
     key = places.key("end")
     monkeypatch.setenv("SSH_AUTH_SOCK", str(agent_of("agent", key)))
     subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret", "-f", str(key)], check=True, stdin=subprocess.DEVNULL, capture_output=True)
@@ -302,7 +302,7 @@ def test_a_key_with_a_passphrase_that_an_agent_holds(places: Places, agent_of, m
 
 def test_of_several_keys_the_right_one_is_found_before_the_server_gives_up(
     places: Places, agent_of, monkeypatch: pytest.MonkeyPatch
-) -> None:  # type: ignore[no-untyped-def]
+) -> None:
     others = [places.folder / f"other{number}" for number in range(8)]
     for other in others:
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True)

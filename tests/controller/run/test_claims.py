@@ -62,7 +62,8 @@ def begin(nodes: Nodes, claim: Claim, attempt: int = 1, run: str = RUN) -> None:
 
 
 def test_of_two_launches_at_once_one_has_all_nodes_and_the_other_stops_nothing(nodes: Nodes) -> None:
-    gate, outcomes = threading.Barrier(2), []
+    gate = threading.Barrier(2)
+    outcomes: list[tuple[str, TakenError | None]] = []
 
     def one(run: str) -> None:
         gate.wait()
@@ -76,8 +77,8 @@ def test_of_two_launches_at_once_one_has_all_nodes_and_the_other_stops_nothing(n
     for names in ((RUN, RUN), (RUN, OTHER)):  # two controllers with one name; one desk, whose second launch has the next name
         outcomes.clear()
         threads = [threading.Thread(target=one, args=(run,)) for run in names]
-        [thread.start() for thread in threads]  # type: ignore[func-returns-value]
-        [thread.join() for thread in threads]  # type: ignore[func-returns-value]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
         lost = [error for _, error in outcomes if error]
         winner = next(run for run, error in outcomes if error is None)
         assert len(lost) == 1 and nodes.alive(winner) == NAMES

@@ -24,6 +24,7 @@ from homelab.controller.features.supervise.acts import Incident
 from homelab.controller.features.supervise.recovery_try import RecoveryTry, Supervised
 from homelab.controller.run import run_folder, store, supervisor_lock
 from homelab.controller.run.paths import RunPaths
+from homelab.controller.run.run_record import plan_in
 from tests import builders
 from tests.controller.run.test_damage import PLAN
 
@@ -109,7 +110,7 @@ def test_the_folder_is_made_whole_from_the_nodes(paths: RunPaths) -> None:
 
 
 def test_a_recovery_begins_with_that(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = run_folder.plan_in(PLAN, "r", 1)
+    plan = plan_in(PLAN, "r", 1)
     assert plan is not None
     whole_when_asked: list[bool] = []
 

@@ -26,7 +26,11 @@ def described(**changes: Any) -> dict[str, Any]:
     """run.json as a launch writes it; `changes` are keys of the recipe, as section__key=value, made afterwards."""
     entry = {"path": "chats.jsonl", "name": "chats.jsonl", "sha256": "a" * 64, "kind": "file"}
     digests = ("train:" + "a" * 64,)
-    found = {"recipe": RECIPE.model_dump(mode="json"), "data": {"train": entry, "eval": None}, "recipe_hash": RECIPE.law_hash(digests)}
+    found: dict[str, Any] = {
+        "recipe": RECIPE.model_dump(mode="json"),
+        "data": {"train": entry, "eval": None},
+        "recipe_hash": RECIPE.law_hash(digests),
+    }
     for name, value in changes.items():
         section, key = name.split("__")
         found["recipe"][section][key] = value

@@ -154,7 +154,7 @@ def test_a_lock_that_cannot_be_had(tmp_path: Path) -> None:
 
 def test_restarts_that_were_made_are_remembered(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
-    made = {"at": 1.0, "cause": "killed", "node": "a", "resume_step": 10}
+    made: dict[str, Any] = {"at": 1.0, "cause": "killed", "node": "a", "resume_step": 10}
     paths.supervisor_json.write_text(json.dumps({"restarts": [made], "step_s": 0.5, "attempt": 2}))
     with supervisor_record.exclusive(paths):
         pass

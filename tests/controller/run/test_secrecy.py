@@ -16,6 +16,7 @@ from homelab.cli import streams
 from homelab.controller.attempt import diagnosis_store
 from homelab.controller.base import secrets
 from homelab.controller.base.errors import HomelabError
+from homelab.controller.base.hint import Hint
 from homelab.controller.dashboard.event_rows import event_row
 from homelab.controller.diagnose.cause import Diagnosis
 from homelab.controller.facts.reading import read
@@ -74,7 +75,7 @@ def test_no_file_that_tells_people_what_happened_holds_it(tmp_path: Path) -> Non
     store.write_json(paths.supervisor_json, {"why": SAID})
     store.append_lines(paths.metrics_jsonl, [{"kind": "note", "message": SAID}])
     store.write_text(paths.plan_txt, SAID)
-    found = Diagnosis(cause="python-error", title=SAID, first_node="n", because=(SAID,), hint=SAID, retryable=False)
+    found = Diagnosis(cause="python-error", title=SAID, first_node="n", because=(SAID,), hint=Hint(SAID), retryable=False)
     diagnosis_store.keep(paths, 1, found, {"n": SAID})
     written = [path for path in paths.root.rglob("*") if path.is_file()]
     assert len(written) == 5

@@ -353,7 +353,7 @@ def test_the_journal_is_read_where_dmesg_is_forbidden(bin_folder: Path) -> None:
     fake_gpu.program(bin_folder, "dmesg", {"": refused}, code=1)
     words = "-k -b -o short-monotonic --no-pager -q -g NVRM: Xid"
     fake_gpu.program(bin_folder, "journalctl", {words: reply("journal-xid-remap.txt")})
-    assert [entry["code"] for entry in xid.read({})] == [63, 94]
+    assert [entry["code"] for entry in xid.read({}) or ()] == [63, 94]
     fake_gpu.program(bin_folder, "journalctl", {words: ""}, code=1)
     assert xid.read({}) is None
     fake_gpu.program(bin_folder, "dmesg", {"": "[    0.000000] Linux version 6.8\n"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,7 @@ def test_ufw_that_stops_what_leaves(tmp_path: Path) -> None:
 
 def test_what_leaves_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
     ruleset = "table inet hb {\n\tchain c {\n\t\ttype filter hook output priority 0; policy accept;\n\t\treject\n\t}\n}\n"
-    monkeypatch.setattr(firewall.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(firewall, "_ufw_is_enabled", lambda: False)
     monkeypatch.setattr(firewall, "_is_alive", lambda pid_file: False)
     for rules, out, is_seen in ((ruleset, ["inet hb c"], True), ("", [], True), (None, [], False)):

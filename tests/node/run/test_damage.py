@@ -101,7 +101,7 @@ def test_what_a_supervisor_on_the_node_left_may_be_spoilt(run: Path) -> None:
 def test_a_signal_goes_to_no_process_of_somebody_else(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run / HOME / "stacks.txt").touch()
     sent: list[int] = []
-    monkeypatch.setattr(stacks.os, "kill", lambda pid, number: sent.append(pid))
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(pid))
     for pid in (os.getpid(), -1, 0, 10**30, True):
         (run / HOME / "heartbeat.json").write_text(json.dumps({"time": 5.0, "pid": pid}))
         stacks.stacks(request(run))

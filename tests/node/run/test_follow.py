@@ -131,6 +131,7 @@ def test_a_change_is_said_at_once_and_silence_is_broken_each_second(attempt: Pat
     request = json.dumps({"workdir": str(tmp_path), "node": NODE, "run": RUN, "attempt": 1}) + "\n"
     process = subprocess.Popen([sys.executable, "-m", "homelab.node", "follow"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin and process.stdout
+    said = process.stdout
     try:
         process.stdin.write(request)
         process.stdin.flush()
@@ -138,7 +139,7 @@ def test_a_change_is_said_at_once_and_silence_is_broken_each_second(attempt: Pat
         quiet = time.monotonic()
         json.loads(process.stdout.readline())
         assert time.monotonic() - quiet < 5.0
-        wait_until(lambda: json.loads(process.stdout.readline())["missing_s"] == {"node2": 0.0}, 10.0)
+        wait_until(lambda: json.loads(said.readline())["missing_s"] == {"node2": 0.0}, 10.0)
         write(attempt / "nodes" / NODE / "exit.json", {"returncode": 1, "signal": None})
         assert any(json.loads(process.stdout.readline())["exit"] for _ in range(3))
         process.stdin.close()

@@ -99,7 +99,6 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     )
     root = str(Path(isolation_guard.__file__).parents[3])
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}:{root}")
-    monkeypatch.setattr(torchrun.sys, "executable", sys.executable)
     folder.mkdir(parents=True)
     torchrun.start({
         "workdir": str(tmp_path), "run": RUN, "attempt": 1, "node": NODE, "run_json": {}, "environment": {},

@@ -13,7 +13,7 @@ import pytest
 
 from homelab.node.probes import runs
 from homelab.node.run import claims, ownership, poll, run_folders, status_stream, torchrun
-from homelab.node.system import boot_clock
+from homelab.node.system import boot_clock, processes
 from homelab.shared.protocol.errors import Refusal
 from homelab.shared.protocol.message import as_json
 
@@ -139,5 +139,5 @@ def test_a_run_of_which_a_process_is_alive_is_none_between_two_attempts(
     request_of: dict[str, Any], clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ownership.Ear(str(Path(request_of["workdir"]) / "runs" / RUN), request_of).hear()
-    monkeypatch.setattr(runs.processes, "of_runs", lambda *_: {RUN: [7]})
+    monkeypatch.setattr(processes, "of_runs", lambda *_: {RUN: [7]})
     assert recovered(request_of) == []

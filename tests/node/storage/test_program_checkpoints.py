@@ -145,12 +145,12 @@ def test_an_archive_that_climbs_is_refused(run: Path, name: str) -> None:
 
 
 def test_a_program_is_told_the_newest_that_is_whole(run: Path) -> None:
-    assert program_checkpoints.last_path(run) == ""
+    assert program_checkpoints.last_path(str(run)) == ""
     first = trainer(run, 20)
     trainer(run, 40, is_whole=False)
-    assert program_checkpoints.last_path(run) == str(first)
+    assert program_checkpoints.last_path(str(run)) == str(first)
     program_checkpoints.restore(str(run), 0)
-    assert program_checkpoints.last_path(run) == "", "it begins again"
-    assert not program_checkpoints.is_program(run)
+    assert program_checkpoints.last_path(str(run)) == "", "it begins again"
+    assert not program_checkpoints.is_program(str(run))
     files.write_json(run / "run.json", {"recipe": {"script": {"path": "train.py"}}})
-    assert program_checkpoints.is_program(run)
+    assert program_checkpoints.is_program(str(run))

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import io
 import json
+import os
 import shutil
 import tarfile
 from pathlib import Path
@@ -263,7 +264,7 @@ def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def fail(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files.os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="No space left"):
         files.write_json(str(file), {"a": 2})
     assert files.read_json(str(file)) == {"a": 1} and [path.name for path in tmp_path.iterdir()] == ["state.json"]

@@ -63,7 +63,7 @@ def test_the_table_has_every_cell_and_no_contradiction() -> None:
 @pytest.mark.parametrize(("form", "method"), CELLS)
 def test_the_edit_of_each_refusal_is_tried(form: str, method: str) -> None:
     kind, base = METHODS[method]
-    config = QUANTISED[form]
+    config: Any = QUANTISED[form]
     refusal = usable.checkpoint_refusal(stored_of(config), kind, base)
     assert (refusal is None) == (usable.CHECKPOINTS[form, method].refusal is None)
     if refusal is None:

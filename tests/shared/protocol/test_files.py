@@ -18,7 +18,7 @@ def refuse(*_: object) -> None:
 def test_a_refused_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: object) -> None:
     file = tmp_path / "a.json"
     file.write_text("old")
-    monkeypatch.setattr(files.os, "replace", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(OSError, match="No space"):
         write(file, b"new")  # type: ignore[operator]
     assert file.read_text() == "old"

@@ -25,7 +25,7 @@ def read() -> set[str]:
                 if isinstance(node, ast.Attribute) and id(node) not in hidden:
                     found.add(node.attr)
                 elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-                    found.add(node.slice.value)
+                    found.add(str(node.slice.value))
     return found
 
 

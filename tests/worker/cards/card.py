@@ -37,17 +37,17 @@ class OnCard(torch.Tensor):
 
     card: Card
 
-    def cpu(self) -> torch.Tensor:  # type: ignore[override]
+    def cpu(self) -> torch.Tensor:
         self.card.synchronize()
         return self.as_subclass(OnHost)
 
-    def to(self, *place: Any, **options: Any) -> torch.Tensor:  # type: ignore[override]
+    def to(self, *place: Any, **options: Any) -> torch.Tensor:
         return self.cpu() if "cpu" in place else self if place and is_card(place[0]) else super().to(*place, **options)
 
     def tolist(self) -> Any:
         return self.cpu().as_subclass(torch.Tensor).tolist()
 
-    def pin_memory(self, *_device: Any) -> torch.Tensor:  # type: ignore[override]
+    def pin_memory(self, *_device: Any) -> torch.Tensor:
         raise RuntimeError(f"cannot pin 'torch.cuda.{self.dtype}' only dense CPU tensors can be pinned")
 
     def __float__(self) -> float:
@@ -57,7 +57,7 @@ class OnCard(torch.Tensor):
 class OnHost(torch.Tensor):
     """Memory of the host, which goes to a card where it is asked to."""
 
-    def to(self, *place: Any, non_blocking: bool = False, **options: Any) -> torch.Tensor:  # type: ignore[override]
+    def to(self, *place: Any, non_blocking: bool = False, **options: Any) -> torch.Tensor:
         if not place or not is_card(place[0]):
             return super().to(*place, **options)
         if not non_blocking:
@@ -66,7 +66,7 @@ class OnHost(torch.Tensor):
 
 
 @dataclass(eq=False)
-class Stream:
+class CardStream:
     """A stream of the card of one rank."""
 
     card: Card
@@ -87,7 +87,7 @@ class Stream:
     def wait_event(self, event: Event) -> None:
         self.awaited.extend(event.held)
 
-    def wait_stream(self, other: Stream) -> None:
+    def wait_stream(self, other: CardStream) -> None:
         self.awaited.extend(other.held())
 
     def record_event(self, event: Event | None = None) -> Event:
@@ -106,7 +106,7 @@ class Event:
         self.held: list[Operation] = []
         self._at_s = 0.0
 
-    def record(self, stream: Stream | None = None) -> Event:
+    def record(self, stream: CardStream | None = None) -> Event:
         card = OnCard.card
         self.held, self._at_s = (stream or card.current_stream()).held(), card.world.here.now_s
         return self
@@ -132,31 +132,31 @@ class Card:
         self.world, self._lazy, self._retries_at = world, lazy, retries_at
         self._loaded: set[tuple[int, str]] = set()
         self._launches: dict[tuple[int, str], int] = defaultdict(int)
-        self._streams: dict[tuple[int, str], Stream] = {}
-        self._current: dict[int, list[Stream]] = defaultdict(list)
+        self._streams: dict[tuple[int, str], CardStream] = {}
+        self._current: dict[int, list[CardStream]] = defaultdict(list)
         self._made = 0
         #: Seconds of the kernels of each rank's compute stream, in truth.
         self.busy_s: dict[int, float] = defaultdict(float)
         OnCard.card = self
 
-    def named(self, name: str) -> Stream:
+    def named(self, name: str) -> CardStream:
         """The stream of this name on this rank's card."""
         key = self.world.here.rank, name
-        return self._streams.setdefault(key, Stream(self, *key))
+        return self._streams.setdefault(key, CardStream(self, *key))
 
-    def Stream(self, **_options: Any) -> Stream:  # as torch.cuda has it
+    def Stream(self, **_options: Any) -> CardStream:  # as torch.cuda has it
         self._made += 1
         return self.named(f"stream no. {self._made}")
 
-    def current_stream(self, _device: Any = None) -> Stream:
+    def current_stream(self, _device: Any = None) -> CardStream:
         stack = self._current[self.world.here.rank]
         return stack[-1] if stack else self.default_stream()
 
-    def default_stream(self, _device: Any = None) -> Stream:
+    def default_stream(self, _device: Any = None) -> CardStream:
         return self.named(COMPUTE)
 
     @contextlib.contextmanager
-    def stream(self, stream: Stream) -> Iterator[None]:
+    def stream(self, stream: CardStream) -> Iterator[None]:
         """What is launched inside goes there."""
         stack = self._current[self.world.here.rank]
         stack.append(stream)

@@ -33,7 +33,7 @@ class _Kernels(torch.autograd.Function):
         return hidden * 1.0
 
     @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
         context.launch(BACKWARD, context.seconds * (1 - _FORWARD_PART))
         return gradient * 1.0, None, None
 

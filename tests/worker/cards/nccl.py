@@ -66,7 +66,7 @@ class Work:
         return Future(self._card, [self._operation], [self._value])
 
 
-class Future(torch.futures.Future):  # type: ignore[type-arg]
+class Future(torch.futures.Future):
     """A future of work on a card: it has a value at once, and the current stream waits for it."""
 
     def __init__(self, card: Card, held: list[Operation], value: Any) -> None:

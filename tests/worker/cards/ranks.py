@@ -53,7 +53,7 @@ class Store:
 
     def wait(self, keys: Sequence[str], _limit: Any = None) -> None:
         for key in keys:
-            self._world.wait(f"the key {key} of the store", lambda key=key: self._set[key][0] if key in self._set else None)  # type: ignore[misc]
+            self._world.wait(f"the key {key} of the store", lambda key=key: self._set[key][0] if key in self._set else None)
 
     def get(self, key: str) -> bytes:
         self.wait([key])
@@ -97,7 +97,7 @@ class Ranks:
 
     def number_of(self, group: Any) -> int | None:
         """A group that torch made, or its number."""
-        if group is None or isinstance(group, int) or group.group_name == dist.group.WORLD.group_name:  # type: ignore[union-attr]
+        if group is None or isinstance(group, int) or group.group_name == dist.group.WORLD.group_name:
             return group if isinstance(group, int) else None
         return self.made[self.world.here.rank, group.group_name]
 

@@ -49,7 +49,7 @@ class _Layers(torch.autograd.Function):
         return hidden * 1.0
 
     @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
         model = context.model
         model.card.launch(BACKWARD, model.speeds.backward_s[model.rank])
         return gradient * 1.0, None
@@ -80,7 +80,7 @@ def play(
         stage = Stage(number=rank, count=count, begin=rank, end=rank + 1, layers=count, in_flight=in_flight[rank])
         between = neighbours.Neighbours.of(rank, range(count))
         model = _Model(made.card, rank, speeds, stage.is_last)
-        pipeline = passes.PipelinePasses(model, stage, between, torch.float32, made.card, HIDDEN, contextlib.nullcontext, lambda: None)  # type: ignore[arg-type]
+        pipeline = passes.PipelinePasses(model, stage, between, torch.float32, made.card, HIDDEN, contextlib.nullcontext, lambda: None)
         batches = [{"input_ids": torch.ones(1, 16, dtype=torch.int64).as_subclass(OnCard)} for _ in range(micro_batches)]
         played.work[rank] = (what or step)(pipeline, batches)
 

@@ -27,7 +27,7 @@ from tests.worker.cards.test_trainings import training, unequal
 from tests.worker.cards.training import play
 
 pytestmark = pytest.mark.timeout(60)
-NO_RULE = {"connect": False, "lazy": False}
+NO_RULE: dict[str, Any] = {"connect": False, "lazy": False}
 
 
 def on_card() -> torch.Tensor:
@@ -100,7 +100,7 @@ def test_a_pipeline_over_nccl_measures_the_waits_of_its_stream_as_work(by_nccl: 
 def exchanged(rank: int, *, together: bool) -> None:
     messages = [("send", on_card(), 1 - rank), ("recv", on_card(), 1 - rank)]
     if together:
-        dist.batch_isend_irecv(messages)  # type: ignore[arg-type]
+        dist.batch_isend_irecv(messages)
     for kind, tensor, peer in messages if not together else ():
         getattr(dist, f"i{kind}")(tensor, peer).wait()
 
@@ -153,7 +153,7 @@ def test_a_save_in_another_order_on_one_rank_stands_still(tmp_path: Path) -> Non
     def trained(model: Any) -> dict[str, torch.Tensor]:
         return dict(sorted(own(model).items(), reverse=dist.get_rank() == 1))
 
-    with changed(sharded.weights, "trained", trained):
+    with changed(weights, "trained", trained):
         assert "rank 1: all_gather of" in play(training("zero2", unequal(2), steps=2), tmp_path).deadlock
 
 

@@ -53,8 +53,8 @@ class Event:
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     made = Streams()
-    monkeypatch.setattr(step_timer.torch.cuda, "Event", made.event)
-    monkeypatch.setattr(step_timer.torch.cuda, "default_stream", lambda: COMPUTE)
+    monkeypatch.setattr(torch.cuda, "Event", made.event)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda: COMPUTE)
     monkeypatch.setattr(exchange, "sum_parts", lambda *_tensors, async_op: made.sum_parts(0.5))
     return made
 
@@ -69,7 +69,7 @@ def timed_step(streams: Streams, passes_s: list[float], others_s: float) -> step
                 streams.at_s[COMPUTE] += pass_s / 2
                 if number == len(passes_s) - 1:
                     streams.current = SUMS
-                    sent.scatter("block")(torch.zeros(1), torch.zeros(2), None, dist.ReduceOp.SUM)  # type: ignore[arg-type]
+                    sent.scatter("block")(torch.zeros(1), torch.zeros(2), None, dist.ReduceOp.SUM)
                     streams.current = COMPUTE
             if number == len(passes_s) - 1:
                 streams.at_s[COMPUTE] = max(streams.at_s.values()) + others_s
@@ -100,7 +100,11 @@ def test_shares_find_unequal_cards(streams: Streams) -> None:
         for rank, meter in enumerate(meters):
             speed = meter.speed
             announced = balance.announced[rank]
-            reports.append(speed and Report(speed, sum(own[rank]), announced.seconds(own[rank]), speed.seconds(own[rank]), meter.noise))
+            reports.append(
+                speed
+                if speed is None
+                else Report(speed, sum(own[rank]), announced.seconds(own[rank]), speed.seconds(own[rank]), meter.noise)
+            )
             timer = timed_step(streams, busy[rank], others_s=end_s - sum(busy[rank]))
             meter.observe(list(zip(own[rank], timer.passes_s, strict=True)), 0.01)
         balance.update(reports)

@@ -22,12 +22,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer
 
 from homelab.shared.law.pipeline_schedule import most_in_flight
 from homelab.shared.law.speed import Speed
-from homelab.worker.checkpoints import checkpoint_folder, disk_space, weights
+from homelab.worker.checkpoints import checkpoint_folder, disk_space, fencing, weights
 from homelab.worker.checkpoints.best_weights import BestWeights
 from homelab.worker.checkpoints.curves import Curves
 from homelab.worker.data import row_agreement
@@ -142,7 +143,7 @@ class Copies(DistributedDataParallel):
         self._are_ordered = False
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
-        def kept(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
+        def kept(state, bucket):  # DDP refuses annotations that are strings
             future = hook(state, bucket)
             self.futures.append(future)
             return future
@@ -186,7 +187,7 @@ class _Optimizer:
     """AdamW, as far as a checkpoint has it."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self.param_groups = [{"params": list(model.parameters()), "lr": 0.1}]
+        self.param_groups: list[dict[str, Any]] = [{"params": list(model.parameters()), "lr": 0.1}]
         self.optimizer = self
 
     def state_dict(self) -> dict[str, Any]:
@@ -247,14 +248,14 @@ class Player:
         )  # fmt: skip
         batches = strategy.batches(ROWS, steps=self._training.steps, balance=run.balance, form=Form(0))
         own = trainer.ShareTrainer(
-            model=model, args=args, batches=batches, task=task, strategy=strategy, interval=run.checkpointing.interval,  # type: ignore[arg-type]
+            model=model, args=args, batches=batches, task=task, strategy=strategy, interval=run.checkpointing.interval,
             hooks=trainer.Hooks(run._before_first, run.recorder.sign, run._after_step),
         )  # fmt: skip
         strategy.before_wrap(model)
         wrapped = model if strategy.places_model else Copies(model, task.parallel.bucket_size_mb / 2**20)
         own.model_wrapped = own.accelerator.wrapped = wrapped
         strategy.after_wrap(wrapped)
-        own.optimizer = _Optimizer(model)  # type: ignore[assignment]
+        own.optimizer = _Optimizer(model)
         return own
 
     def _steps(self, own: Any, rank: int) -> None:
@@ -292,8 +293,8 @@ def _replaced() -> Iterator[None]:
         patch.setattr(disk_space, "make", lambda *_: None)
         patch.setattr(weights, "write_final", lambda *_, **__: None)
         patch.setattr(run_module, "peak_memory_bytes", lambda _device: 0)
-        patch.setattr(run_module.fencing, "check", lambda *_: None)
-        on_host = sharded.init_device_mesh
+        patch.setattr(fencing, "check", lambda *_: None)
+        on_host = init_device_mesh
         patch.setattr(sharded, "init_device_mesh", lambda _device, *shape, **names: on_host("cpu", *shape, **names))
         yield
 

@@ -105,7 +105,7 @@ def test_how_far_copies_are_apart_sees_differences_that_cancel_in_a_sum() -> Non
 def test_with_a_moved_head_tensorboards_own_reader_and_the_card_hold_every_step_once(
     forks: harness.Forks, tmp_path: Path, model: Path, data: Path
 ) -> None:
-    recipe = {
+    recipe: dict[str, Any] = {
         "train__steps": 8,
         "train__epochs": None,
         "tracking__tensorboard": True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
 
 def test_a_run_that_was_killed_twice_ends_like_an_undisturbed_one(forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
-    recipe = {"method__kind": "lora", "train__epochs": 3}  # 4 steps per epoch
+    recipe: dict[str, Any] = {"method__kind": "lora", "train__epochs": 3}  # 4 steps per epoch
     undisturbed = harness.make_run(tmp_path / "undisturbed", model, data, **recipe)
     forks.train(undisturbed, 1, [12], micro_batch=4)
 

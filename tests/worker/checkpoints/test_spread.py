@@ -8,7 +8,7 @@ import shutil
 import signal
 from collections import namedtuple
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -237,7 +237,7 @@ def is_without() -> bool:
 
 def without_room() -> int:
     if is_without():
-        shutil.disk_usage = lambda path: _Usage(10**9, 10**9 - 1000, 1000)  # type: ignore[assignment, misc]
+        shutil.disk_usage = lambda path: cast(Any, _Usage(10**9, 10**9 - 1000, 1000))
     return worker()
 
 
@@ -253,7 +253,7 @@ def killed_in_the_middle() -> int:
             os.kill(os.getpid(), signal.SIGKILL)
 
     if is_without():
-        broadcast._Arriving.write = die  # type: ignore[method-assign]
+        broadcast._Arriving.write = die
     return worker()
 
 
@@ -267,7 +267,7 @@ def damaged_on_the_way() -> int:
         write(self, chunk)
 
     if is_without():
-        broadcast._Arriving.write = flip  # type: ignore[method-assign]
+        broadcast._Arriving.write = flip
     return worker()
 
 

@@ -269,7 +269,7 @@ def test_a_stand_in_has_a_gradient_of_zero(model: Path) -> None:
 def test_a_rank_without_rows_gets_the_stand_in_and_lists_nothing(tokenizer) -> None:
     rows, _ = encode(tokenizer, harness.chat_rows(5))
     balance = Balance([3, 1, 0], [Limits(512, 2)] * 3, ["a", "b", "c"], [None] * 3, measured=False)
-    common = {"seed": 1, "global_batch": 4, "steps": 2, "balance": balance, "form": batches.Form(0)}
+    common: dict[str, Any] = {"seed": 1, "global_batch": 4, "steps": 2, "balance": balance, "form": batches.Form(0)}
     items = [[batches.StepBatches(rows, rank=rank, **common)[step] for rank in range(3)] for step in range(2)]
     assert items[0][2].sources == [] and len(items[0][2].micro_batches) == 1
     assert (items[0][2].micro_batches[0]["labels"] == -100).all()

@@ -5,6 +5,7 @@ TRL is the yardstick here and nowhere else: what it trains with is what `SFTTrai
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,7 @@ def test_a_chat_without_trl_is_refused_and_no_guess_is_made(tokenizer_of: Any, m
     marked.chat_template = (FOLDER / "qwen3_training.jinja").read_text(encoding="utf-8")
     for cached in (training_templates._folder, training_templates._names):
         cached.cache_clear()
-    monkeypatch.setattr(training_templates.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     try:
         with pytest.raises(WorkerError, match="the package trl is not installed"):
             encoded(tokenizer, CASES["three turns"])

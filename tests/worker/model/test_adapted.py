@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -166,7 +166,7 @@ def loaded(folder: Path) -> Any:
 
 
 def method(targets: str) -> Method:
-    return Method("lora", rank=4, alpha=8, targets=targets if targets == ALL else targets.split(","))
+    return Method("lora", rank=4, alpha=8, targets="all-linear" if targets == ALL else tuple(targets.split(",")))
 
 
 @torch.no_grad()
@@ -181,7 +181,7 @@ def trained(folder: Path, targets: str) -> Any:
 
 
 @torch.no_grad()
-def logits(model: Any) -> torch.Tensor:
+def logits(model: Any) -> Any:
     return model(input_ids=TOKENS, use_cache=False).logits
 
 
@@ -246,7 +246,7 @@ def test_a_whole_model_does_not_say_that_it_is_quantised(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("form", "method"), CELLS)
 def test_a_rank_refuses_what_the_table_refuses(form: str, method: str) -> None:
-    kind, base = METHODS[method]
+    kind, base = cast(Any, METHODS[method])
     refuses = usable.CHECKPOINTS[form, method].refusal is not None
     with pytest.raises(WorkerError, match="quantised") if refuses else contextlib.nullcontext():
         stored_weights.refuse(quantisation.stored_of(QUANTISED[form]), Method(kind, base=base), "org/name")

@@ -180,7 +180,7 @@ def test_where_the_recipe_leaves_it_open_a_loss_of_another_kind_stays() -> None:
     tokens, said = batch()["input_ids"], []
     wanted = float(granite(input_ids=tokens, labels=tokens).loss)
     for asked in ("auto", True):
-        task = SimpleNamespace(switches=Switches(), train=SimpleNamespace(fused_loss=asked))
+        task: Any = SimpleNamespace(switches=Switches(), train=SimpleNamespace(fused_loss=asked))
         if asked is True:
             with pytest.raises(WorkerError, match="loss of its own kind"):
                 _fuse_loss(granite, task, said.append)

@@ -9,6 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 bitsandbytes = pytest.importorskip("bitsandbytes")
 
+from typing import Any
+
 from homelab.shared.protocol import quantisation
 from homelab.worker.model import build, int8_linear, weight_digests
 
@@ -37,7 +39,7 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_forward_and_gradient_are_those_of_the_dequantised_matrix(dtype: torch.dtype) -> None:
+def test_forward_and_gradient_are_those_of_the_dequantised_matrix(dtype: Any) -> None:
     eight_bit = layer()
     matrix = bitsandbytes.functional.int8_vectorwise_dequant(eight_bit.weight.data, eight_bit.weight.SCB)
     assert (matrix - torch.nn.init.normal_(torch.empty(32, 64), generator=torch.Generator().manual_seed(1))).abs().max() < 0.02
@@ -50,7 +52,7 @@ def test_forward_and_gradient_are_those_of_the_dequantised_matrix(dtype: torch.d
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_one_pass_over_the_matrix_gives_the_bits_of_two(dtype: torch.dtype) -> None:
+def test_one_pass_over_the_matrix_gives_the_bits_of_two(dtype: Any) -> None:
     codes = torch.arange(-128, 128, dtype=torch.int8).repeat(64, 1)
     scales = torch.randn(64, generator=torch.Generator().manual_seed(3)).abs()
     two = codes.to(dtype).mul_(scales.unsqueeze(1) * (1 / 127))

@@ -19,7 +19,8 @@ def settled(kind: str, tmp_path: Path, *, nodes: int = 1, stage: bool = False, *
     plan = {"ranks": [{"rank": rank, "node": str(rank), "share": 12} for rank in range(nodes)]}
     task = harness.task_of(tmp_path, [str(rank) for rank in range(nodes)], plan=plan, **recipe)
     notes: list[str] = []
-    model = tiny_models.build(kind, **({"router_jitter_noise": 0.4} if kind == "phimoe" else {}))
+    noise: dict[str, Any] = {"router_jitter_noise": 0.4} if kind == "phimoe" else {}
+    model = tiny_models.build(kind, **noise)
     model_dropout.settle(model, task, notes.append, LoadedPart(is_stage=stage))
     return model, notes
 

@@ -74,11 +74,11 @@ CASES: dict[str, tuple[Make, str, str, str]] = {
     "a list for a config": (lambda model, folder: _beside(odd_models.changed(model, folder), "config.json", "[]"), "lora", "holds no JSON object", "copy the folder again"),
     "a list for a type": (edited(model_type=["llama"]), "lora", "names no model_type", "copy the folder again"),
     "a padding token without a row": (edited(pad_token_id=99_999), "lora", "Padding_idx", "pad_token_id < vocab_size"),
-    **{name: (described(name), "lora", "is no causal language model", DECODER) for name in ("qwen2_vl", "llava", "qwen2_audio", "clip")},  # type: ignore[misc]
+    **{name: (described(name), "lora", "is no causal language model", DECODER) for name in ("qwen2_vl", "llava", "qwen2_audio", "clip")},
     "mamba, quantised": (described("mamba", hidden_size=32, num_hidden_layers=2, state_size=8), "qlora", "no base of it can be quantised", 'kind = "lora" without base'),
     "a maker's own form": (holding(params__json="{}"), "lora", "in its maker's own form", "in the form of transformers"),
     "no config": (holding(README__md="hello"), "lora", "has no config.json", "rsync -a MODEL/ NODE:"),
-    **{name: (lambda model, folder, name=name: odd_models.other(model, folder, name), "lora", seen, DECODER)  # type: ignore[misc]
+    **{name: (lambda model, folder, name=name: odd_models.other(model, folder, name), "lora", seen, DECODER)
        for name, seen in {**dict.fromkeys(("bert", "roberta", "modernbert"), "is an encoder"), **dict.fromkeys(("t5", "bart"), "reads with an encoder")}.items()},
     "a reward model": (lambda model, folder: odd_models.other(model, folder, "a reward model"), "lora",
                        "the files lack lm_head.weight, which LlamaForCausalLM needs: they were saved by LlamaForSequenceClassification", "trained as what it was made from"),

@@ -108,7 +108,7 @@ def test_it_is_kept_by_one_rank_and_only_where_there_is_room(node: Node, monkeyp
     node.load()
     assert not node.task.run_dir.parent.parent.exists()
     node.task = replace(node.task, local_rank=0)
-    monkeypatch.setattr(quantised_cache.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**9))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**9))
     node.load()
     assert node.kept == [] and "is not kept" in node.said[0]
     monkeypatch.undo()
@@ -116,6 +116,6 @@ def test_it_is_kept_by_one_rank_and_only_where_there_is_room(node: Node, monkeyp
     def full(*_arguments: Any, **_options: Any) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(quantised_cache.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     assert node.load() is not None
     assert node.kept == [] and "No space left" in node.said[0]

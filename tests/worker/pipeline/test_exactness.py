@@ -141,5 +141,5 @@ def _with_gradients(change: Callable[[int, Any], Any]) -> int:
         inbox.counted = getattr(inbox, "counted", -1) + 1
         return change(inbox.counted, tensor) if self.stage.is_first else tensor
 
-    passes.PipelinePasses._taken = changed  # type: ignore[method-assign]
+    passes.PipelinePasses._taken = changed
     return main()

@@ -44,7 +44,7 @@ def run(request: pytest.FixtureRequest, forks: harness.Forks, tmp_path: Path, de
     """A run whose training is over: a method, trained so much that the answers differ."""
     kind = getattr(request, "param", "lora")
     rates = {"full": 1e-4, "lora": 5e-4, "qlora": 5e-4}
-    recipe = {"method__kind": kind, "train__steps": 6, "train__epochs": None, "train__learning_rate": rates[kind]}
+    recipe: dict[str, Any] = {"method__kind": kind, "train__steps": 6, "train__epochs": None, "train__learning_rate": rates[kind]}
     run = harness.make_run(tmp_path / "run", deep, data, **recipe)
     forks.train(run, 1, [12], micro_batch=6)
     return run
@@ -98,7 +98,7 @@ def skipping() -> int:
     from homelab.shared.law.stage import Stage
 
     holds = Stage.holds
-    Stage.holds = lambda self, layer: holds(self, layer) and (self.number, layer) != (1, self.end - 1)  # type: ignore[method-assign]
+    Stage.holds = lambda self, layer: holds(self, layer) and (self.number, layer) != (1, self.end - 1)
     return asked()
 
 
@@ -106,7 +106,7 @@ def forgetting() -> int:
     """The same with stages that take every token for the first one of the answer."""
     from homelab.worker.strategies.pipeline import generation
 
-    generation.StageCache.get_seq_length = lambda self, layer_idx=0: 0  # type: ignore[method-assign]
+    generation.StageCache.get_seq_length = lambda self, layer_idx=0: 0
     return asked()
 
 

@@ -138,7 +138,7 @@ def watched() -> int:
         assert not profiler._is_profiler_enabled
         return usual(self, model, *arguments)
 
-    trainer.ShareTrainer.training_step = training_step  # type: ignore[method-assign]
+    trainer.ShareTrainer.training_step = training_step
     code = main()
     assert not [name for name in sys.modules if name.startswith("homelab.worker.profiling")]
     return code
@@ -180,7 +180,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         return run
 
     try:
-        yield mount  # type: ignore[misc]
+        yield mount
     finally:
         for place in mounted:
             subprocess.run(["umount", "-l", str(place)], check=True)
@@ -251,7 +251,7 @@ def damaging() -> int:
     def write(_self: Any, path: str) -> None:
         Path(path).write_text('{"traceEvents": [{"ph": ')
 
-    profile.export_chrome_trace = write  # type: ignore[method-assign]
+    profile.export_chrome_trace = write
     return main()
 
 

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.timeout(20)
 BASE_NS = 1_000_000_000
 
 
-def call(name: str, begin: float, end: float, cat: str = "cpu_op", tid: int = 1, **args: Any) -> dict[str, Any]:
-    return {"ph": "X", "cat": cat, "name": name, "pid": 7, "tid": tid, "ts": begin, "dur": end - begin, "args": args}
+def call(name: str, begin: float, end: float, cat: str = "cpu_op", tid: int = 1, args: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "pid": 7, "tid": tid, "ts": begin, "dur": end - begin, "args": args or {}}
 
 
 def annotation(name: str, begin: float, end: float, tid: int = 1) -> dict[str, Any]:
@@ -32,8 +32,8 @@ def step() -> list[dict[str, Any]]:
     """One step of 1000 us: the module `m` multiplies and then idles in Python; its gradient is computed on another thread."""
     return [
         annotation("ProfilerStep#1", 0, 1000), annotation("input", 0, 10), annotation("forward", 10, 310), annotation("module m", 20, 300),
-        call("aten::linear", 30, 130), call("aten::mm", 40, 120, **{"External id": 5}), annotation("backward", 310, 900), annotation("optimizer", 900, 990),
-        call("MmBackward0", 400, 500, tid=2), call("aten::mm", 410, 490, tid=2, **{"External id": 6}), annotation("gloo:all_reduce", 450, 800, tid=3),
+        call("aten::linear", 30, 130), call("aten::mm", 40, 120, args={"External id": 5}), annotation("backward", 310, 900), annotation("optimizer", 900, 990),
+        call("MmBackward0", 400, 500, tid=2), call("aten::mm", 410, 490, tid=2, args={"External id": 6}), annotation("gloo:all_reduce", 450, 800, tid=3),
         *flow(1, 40, 400, tid=2),
     ]  # fmt: skip
 
@@ -62,8 +62,8 @@ def test_the_dearest_on_a_processor_and_on_a_card() -> None:
     assert rows[1]["places"] == [{"module": "m", "class": "Mlp", "source": "model.py:7", "share": 1.0}]
     on_card = [
         *step(),
-        call("gemm", 50, 650, "kernel", 70, **{"External id": 5}),
-        call("gemm", 700, 800, "kernel", 70, **{"External id": 6}),
+        call("gemm", 50, 650, "kernel", 70, args={"External id": 5}),
+        call("gemm", 700, 800, "kernel", 70, args={"External id": 6}),
     ]
     rows = operators.dearest(trace_tree.calls(on_card), on_card, modules, 1000.0)
     assert (rows[0]["name"], rows[0]["device_s"], rows[0]["share"]) == ("aten::mm", pytest.approx(7e-4), pytest.approx(0.7))
@@ -71,7 +71,7 @@ def test_the_dearest_on_a_processor_and_on_a_card() -> None:
 
 def test_a_wait_in_the_backward_pass_is_a_reduction() -> None:
     events = [*step(), call("AccumulateGrad", 480, 520), call("aten::copy_", 850, 860)]
-    trace = {"baseTimeNanoseconds": BASE_NS, "traceEvents": events}
+    trace: dict[str, Any] = {"baseTimeNanoseconds": BASE_NS, "traceEvents": events}
     summary = summed_up(trace, raw())
     assert summary["phases"]["reduction"] == pytest.approx((330 + 40) / 1e6), "from its last operator on, without the copy"
     assert summary["phases"]["backward"] == pytest.approx((590 - 370) / 1e6)

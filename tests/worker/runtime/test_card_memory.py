@@ -9,10 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.speed.speed_profiles import SpeedProfile
 from homelab.shared.law.speed import Speed
 from homelab.shared.protocol import memory_items
+from homelab.shared.protocol.memory_items import GRADIENTS
 from homelab.worker.balancing.balancer import Report
 from homelab.worker.runtime import card_memory
 from homelab.worker.runtime.task import Task
@@ -24,13 +24,13 @@ MIB = 1 << 20
 
 def task(*cards: str, optimizer: str = "adamw", device: str = "cuda") -> Task:
     """A node with these cards, of 8192 MiB, of which others hold 300."""
-    items = [{"name": memory_items.HELD, "size_bytes": 300 * MIB}, {"name": rank_memory.GRADIENTS, "size_bytes": 77 * MIB}]
+    items = [{"name": memory_items.HELD, "size_bytes": 300 * MIB}, {"name": GRADIENTS, "size_bytes": 77 * MIB}]
     ranks = [
         {"rank": n, "node": "n", "local_rank": n, "device_name": card, "memory": {"items": items, "available_bytes": 8192 * MIB}}
         for n, card in enumerate(cards)
     ]
     plan = {"ranks": ranks, "device": device, "precision": "bf16"}
-    changes = {"method__kind": "lora", "train__optimizer": optimizer, "train__gradient_checkpointing": True}
+    changes: dict[str, Any] = {"method__kind": "lora", "train__optimizer": optimizer, "train__gradient_checkpointing": True}
     return harness.task_of(Path("/w/runs/r"), ["n"] * len(cards), plan=plan, **changes)
 
 

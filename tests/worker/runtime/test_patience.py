@@ -36,6 +36,7 @@ def test_before_the_losses_are_gathered_all_have_evaluated(monkeypatch: pytest.M
     import torch
 
     from homelab.worker.data.batches import Form, stand_in
+    from homelab.worker.runtime import process_group
     from homelab.worker.strategies.base import Strategy
     from homelab.worker.training import evaluate
 
@@ -45,7 +46,7 @@ def test_before_the_losses_are_gathered_all_have_evaluated(monkeypatch: pytest.M
         happened.append("gathered")
         return [[6.0, 3.0]]
 
-    monkeypatch.setattr(evaluate.process_group, "gather", gather)
+    monkeypatch.setattr(process_group, "gather", gather)
     monkeypatch.setattr(evaluate, "loss_tokens", lambda batch: 1)
 
     class Model:
@@ -97,7 +98,7 @@ def late() -> int:
         process_group.connect,
         weights.load_weights,
         ShareTrainer._load_optimizer_and_scheduler,
-        evaluate.loss_tokens,
+        vars(evaluate)["loss_tokens"],
     )
 
     def connected(task: Any) -> None:
@@ -114,7 +115,7 @@ def late() -> int:
 
     process_group.connect = connected
     if os.environ["HOMELAB_NODE"] == "slow":
-        weights.load_weights = lambda *a: (time.sleep(LATE_S), load(*a))[1]  # type: ignore[func-returns-value]
-        ShareTrainer._load_optimizer_and_scheduler = lambda self, folder: (time.sleep(LATE_S), restore(self, folder))[1]  # type: ignore[method-assign]
-        evaluate.loss_tokens = wait_once
+        weights.load_weights = lambda *a: (time.sleep(LATE_S), load(*a))[1]
+        ShareTrainer._load_optimizer_and_scheduler = lambda self, folder: (time.sleep(LATE_S), restore(self, folder))[1]
+        vars(evaluate)["loss_tokens"] = wait_once
     return main()

@@ -11,7 +11,7 @@ import pytest
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime import process_group
 from homelab.worker.runtime.task import Task
-from homelab.worker.training import train
+from homelab.worker.training.run import Run
 
 pytestmark = pytest.mark.timeout(30)
 PLAN = {
@@ -58,5 +58,5 @@ def test_a_rank_says_that_it_is_done_before_it_leaves_the_group() -> None:
     phases: list[str] = []
     task = SimpleNamespace(rank=1, world_size=1, method=SimpleNamespace(kind="lora"))
     run = SimpleNamespace(recorder=SimpleNamespace(heartbeat=phases.append), tensorboard=None, end_profile=None, task=task)
-    cast(Any, train.Run)._finish(run, SimpleNamespace(model=None, strategy=SimpleNamespace(whole_weights=lambda model: {})))
+    cast(Any, Run)._finish(run, SimpleNamespace(model=None, strategy=SimpleNamespace(whole_weights=lambda model: {})))
     assert phases == ["saving", "done"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from homelab.shared.protocol import files
+from homelab.worker.checkpoints import checkpoint_folder
 from homelab.worker.errors import WorkerError
 from homelab.worker.training import scheduled
 
@@ -40,7 +41,7 @@ def test_the_next_one_goes_on_from_the_newest_complete_checkpoint(tmp_path: Path
     run_dir = job(tmp_path)
     assert scheduled.next_attempt(run_dir) == 1
     (run_dir / "checkpoints/step-00000012").mkdir(parents=True)  # without a manifest: not complete
-    monkeypatch.setattr(scheduled.checkpoint_folder, "complete_steps", lambda root: [4, 8] if root == run_dir / "checkpoints" else [])
+    monkeypatch.setattr(checkpoint_folder, "complete_steps", lambda root: [4, 8] if root == run_dir / "checkpoints" else [])
     assert scheduled.next_attempt(run_dir) == 2 and plan_of(run_dir, 2)["resume_step"] == 8
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.timeout(60)
 
 def test_a_pass_is_a_sign_at_most_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
-    monkeypatch.setattr(metrics_recorder.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
     task: Any = SimpleNamespace(rank=0, rank_dir=tmp_path, resume_step=7)
     recorder = metrics_recorder.Recorder(task)
 

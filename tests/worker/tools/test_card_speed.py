@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from homelab.controller.features.bench import card_recipe
 from homelab.shared.protocol.collective_stages import DONE, TRAINING
 from homelab.shared.protocol.quantisation import NF4
+from homelab.worker.errors import WorkerError
 from homelab.worker.model import random_weights
 from homelab.worker.model.build import load_base
 from homelab.worker.tools import card_speed
@@ -66,7 +68,7 @@ def test_the_steps_of_the_workers_own_trainer(tmp_path: Path, monkeypatch: pytes
 
 def test_the_first_steps_do_not_count_and_a_slow_card_ends_after_few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     now = [0.0]
-    monkeypatch.setattr(card_speed.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     clock = card_speed._Clock(StateFile(tmp_path, 0), "cpu", step_tokens=1000, measure_s=60.0)
     for seconds in [500.0] * card_speed.WARM + [20.0] * card_speed.LEAST:
         now[0] += seconds
@@ -83,6 +85,6 @@ def test_what_runs_out_of_memory_is_told_in_three_parts(tmp_path: Path, monkeypa
 
     (tmp_path / "input.json").write_text(json.dumps(asked()))
     monkeypatch.setattr(card_speed, "_train", full)
-    with pytest.raises(card_speed.WorkerError, match="no room for what measures it: CUDA out of memory") as refused:
+    with pytest.raises(WorkerError, match="no room for what measures it: CUDA out of memory") as refused:
         card_speed.run(StateFile(tmp_path, 0))
     assert "--method qlora" in refused.value.hint

@@ -24,7 +24,7 @@ from homelab.worker.tools import memory_dry_run, memory_tracker
 from homelab.worker.tools.memory_dry_run import Situation
 from tests.worker import harness
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 3000, "tie_word_embeddings": False, "max_position_embeddings": 2048,
 }  # fmt: skip

@@ -16,6 +16,8 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
+import tempfile
+
 from homelab.node import model_build as on_node
 from tests.worker import harness
 from tests.worker.fake_hub import Hub
@@ -141,7 +143,7 @@ def test_a_node_asks_the_hub_and_keeps_nothing(hub: Hub, tmp_path: Path, monkeyp
     (cache / "models--org--tidy").mkdir(parents=True)
     for name, value in {"HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "0", "TMPDIR": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(on_node.tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "tempdir", None)
     request = {"workdir": str(tmp_path), "key": "ab" * 32, **question("org/tiddy"), "known": []}
 
     (slip,) = on_node.build(request)["built"]["findings"]

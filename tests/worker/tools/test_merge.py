@@ -158,7 +158,7 @@ def test_another_model_is_never_kept(trained: Path, monkeypatch: pytest.MonkeyPa
     (1e-6, 0.0, torch.float32, True), (1e-2, 0.0, torch.float32, False), (1e-2, 0.0, torch.bfloat16, True), (0.5, 0.0, torch.bfloat16, False),
     (float("nan"), 0.0, torch.float32, False), (float("nan"), 0.0, torch.bfloat16, False),
 ])  # fmt: skip
-def test_rounding_is_no_other_model(seen: float, wanted: float, dtype: torch.dtype, is_same: bool) -> None:
+def test_rounding_is_no_other_model(seen: float, wanted: float, dtype: Any, is_same: bool) -> None:
     one, other = torch.full((4, 8), seen), torch.full((4, 8), wanted)
     with contextlib.nullcontext() if is_same else pytest.raises(WorkerError, match="not the model that was trained"):
         merge_proof.refuse_another(one, other, dtype, what="it", where="/x")

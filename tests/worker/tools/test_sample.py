@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from homelab.controller.attempt import inputs
+from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.cluster import Cluster
-from homelab.controller.config.recipe import Recipe
+from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.reading import read
 from homelab.controller.features.preflight import data_sample
@@ -139,7 +140,7 @@ def test_what_a_file_really_is_is_told_by_its_first_bytes(
     what, mend = file_kind.unmask(path, text[:16]) or ("", "")
     assert what.startswith(kind)
     assert command.format(shlex.quote(str(path)), gz=shlex.quote(f"{path}.gz")) in mend
-    with pytest.raises(looking.WorkerError, match=kind) as refused:
+    with pytest.raises(WorkerError, match=kind) as refused:
         readers.read({"kind": "file", "path": str(path), "sha256": None})
     assert refused.value.hint == mend
 
@@ -277,10 +278,10 @@ def evidence_of(workdir: Path, model: Path | None, data: dict[str, str] | None =
         "model": {"found": True, "path": str(model)} if model else None,
         "data": {role: {"path": path, "found": True, "sha256": "ab" * 32} for role, path in (data or {}).items()},
     })  # fmt: skip
-    return healthy.Evidence(cluster=cluster, head="tower", master_port=29500, facts={"tower": facts}, data=data or {})
+    return Evidence(cluster=cluster, head="tower", master_port=29500, facts={"tower": facts}, data=data or {})
 
 
-def recipe_of(**data: Any) -> Recipe:
+def recipe_of(**data: Any) -> TrainRecipe:
     return healthy.recipe(model={"name": "/m"}, data=data, train={"global_batch": 12, "steps": 1, "learning_rate": 1e-3, "seq_len": 100})
 
 
@@ -333,7 +334,7 @@ def test_the_kept_verdict_is_that_of_the_file_as_it_is_called_now(tmp_path: Path
 def test_a_tokenizer_that_does_not_load_is_told_as_such(tmp_path: Path, model: Path) -> None:
     (tmp_path / "tokenizer.json").write_text((model / "tokenizer.json").read_text()[:2000])
     (tmp_path / "config.json").write_text((model / "config.json").read_text())
-    with pytest.raises(looking.WorkerError, match="the tokenizer cannot be loaded"):
+    with pytest.raises(WorkerError, match="the tokenizer cannot be loaded"):
         looking.load(str(tmp_path), None)
 
 

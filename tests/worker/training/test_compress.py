@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def trained(forks: harness.Forks, tmp_path_factory: pytest.TempPathFactory, data
 
     def train(name: str) -> Path:
         if name not in found:
-            recipe = {"train__steps": STEPS, "train__epochs": None, "parallel__compress": name, "parallel__micro_batch": 1}
+            recipe: dict[str, Any] = {"train__steps": STEPS, "train__epochs": None, "parallel__compress": name, "parallel__micro_batch": 1}
             found[name] = harness.make_run(root / name, model, data, **recipe, checkpoint__every_steps=6)
             forks.train(found[name], 1, [11, 1], micro_batch=1)
         return found[name]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from homelab.shared.law import early_stopping
+from homelab.shared.protocol.manifest import folder_name
 from homelab.worker.checkpoints import checkpoint_folder
 from tests.worker import harness
 from tests.worker.training.test_law import TOLERANCE
@@ -77,7 +78,7 @@ def test_another_cluster_and_a_fault_change_neither_the_end_nor_the_model(
         shutil.rmtree(run / "final")
         for leftover in (run / "best").iterdir():
             leftover.unlink()
-            shutil.copyfile(run / "checkpoints" / checkpoint_folder.folder_name(2) / "trainable.safetensors", leftover)
+            shutil.copyfile(run / "checkpoints" / folder_name(2) / "trainable.safetensors", leftover)
         forks.train(run, attempt, [3, 4, 5], micro_batch=4, resume_step=resume)
         losses = {step: loss for step, loss in expected.items() if step >= resume}
         assert held_out_losses(run, attempt) == pytest.approx(losses, rel=TOLERANCE)
@@ -87,7 +88,8 @@ def test_another_cluster_and_a_fault_change_neither_the_end_nor_the_model(
 
 def test_a_checkpoint_carries_the_best_weights_up_to_it(undisturbed: Path) -> None:
     best, last = early_stopping.best_step(held_out_losses(undisturbed, 1)), max(held_out_losses(undisturbed, 1))
-    folders = {step: undisturbed / "checkpoints" / checkpoint_folder.folder_name(step) for step in (2, best, last)}
+    assert best is not None
+    folders = {step: undisturbed / "checkpoints" / folder_name(step) for step in (2, best, last)}
     assert not (folders[2] / "best.safetensors").exists(), "nothing was evaluated before it"
     manifest = checkpoint_folder.read_manifest(folders[last])
     assert manifest is not None and "best.safetensors" in manifest["files"]

@@ -32,7 +32,8 @@ def watched() -> int:
 
     def created(self: ShareTrainer) -> None:
         reduce(self)
-        told, reduced = self.hooks.after_pass, self.strategy.reduction.reduce
+        strategy: Any = self.strategy
+        told, reduced = self.hooks.after_pass, strategy.reduction.reduce
 
         def after_pass() -> None:
             passes.append(places(self))
@@ -43,7 +44,7 @@ def watched() -> int:
             return reduced(bucket)
 
         self.hooks = replace(self.hooks, after_pass=after_pass)
-        self.strategy.reduction.reduce = seen
+        strategy.reduction.reduce = seen
 
     def step(self: ShareTrainer, *args: Any, **kwargs: Any) -> Any:
         passes.clear()
@@ -52,8 +53,8 @@ def watched() -> int:
         found.append([held <= buckets for held in passes])
         return result
 
-    ShareTrainer.create_accelerator_and_postprocess = created  # type: ignore[method-assign]
-    ShareTrainer.training_step = step  # type: ignore[method-assign]
+    ShareTrainer.create_accelerator_and_postprocess = created
+    ShareTrainer.training_step = step
     code = train.main()
     Path(os.environ["HOMELAB_RUN_DIR"], f"places-{os.environ['RANK']}.json").write_text(json.dumps(found))
     return code

@@ -74,7 +74,7 @@ def test_the_first_loss_is_the_mean_over_all_tokens_of_the_batch(forks: harness.
 def test_dropout_is_the_same_on_any_cluster_with_one_row_per_micro_batch(
     forks: harness.Forks, tmp_path: Path, model: Path, data: Path
 ) -> None:
-    recipe = {"method__kind": "lora", "method__dropout": 0.2, "train__steps": 3, "train__epochs": None}
+    recipe: dict[str, Any] = {"method__kind": "lora", "method__dropout": 0.2, "train__steps": 3, "train__epochs": None}
     recipe["parallel__micro_batch"] = 1
     one = harness.make_run(tmp_path / "one", model, data, **recipe)
     two = harness.make_run(tmp_path / "two", model, data, **recipe)
@@ -101,7 +101,7 @@ def test_a_loss_that_is_not_a_number_names_its_rank_and_node_and_the_checkpoint_
     data = harness.write_jsonl(tmp_path / "d.jsonl", rows)
     folder = tmp_path / "model"
     shutil.copytree(model, folder)
-    recipe = {"method__kind": "lora", "train__epochs": 2, "checkpoint__every_steps": 1}
+    recipe: dict[str, Any] = {"method__kind": "lora", "train__epochs": 2, "checkpoint__every_steps": 1}
     good = harness.make_run(tmp_path / "good", folder, data, **recipe)
     forks.train(good, 1, shares)
     guilty = next(

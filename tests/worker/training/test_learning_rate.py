@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.worker import harness
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_it_is_trained_with(forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
-    recipe = {
+    recipe: dict[str, Any] = {
         "train__steps": 2,
         "train__epochs": None,
         "train__warmup_steps": 0,

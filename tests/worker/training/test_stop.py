@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,7 +122,7 @@ def test_a_good_end_leaves_a_model_that_answers_what_it_learned(forks: harness.F
     """Metrics, heartbeat, TensorBoard, final/ with a model card, retention; then the trained model speaks."""
     row = {"messages": [{"role": "user", "content": "say it"}, {"role": "assistant", "content": "abab"}]}
     data = harness.write_jsonl(tmp_path / "d.jsonl", [row] * 8)
-    recipe = {"train__global_batch": 8, "train__epochs": 40, "train__learning_rate": 5e-3, "tracking__tensorboard": True}
+    recipe: dict[str, Any] = {"train__global_batch": 8, "train__epochs": 40, "train__learning_rate": 5e-3, "tracking__tensorboard": True}
     run = harness.make_run(
         tmp_path / "run", model, data, **recipe, checkpoint__every_steps=10, checkpoint__keep=2, data__eval_fraction=0.125
     )
@@ -166,7 +167,6 @@ def test_a_good_end_leaves_a_model_that_answers_what_it_learned(forks: harness.F
 def test_ranks_that_made_another_global_batch_stop_before_the_weights_change() -> None:
     """Their data or tokenizers differ: each rank counts the whole batch and its own part."""
     from types import SimpleNamespace
-    from typing import Any
 
     from homelab.worker.errors import TrainingError
     from homelab.worker.training.trainer import ShareTrainer

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from homelab.controller.checks import registry
+from homelab.controller.checks.evidence import Evidence
 from homelab.controller.checks.machine import version_drift
 from tests.controller.checks import healthy
 from tests.controller.checks.healthy import cpu, gpu, packages, recipe, with_facts
@@ -15,7 +17,7 @@ pytestmark = pytest.mark.timeout(20)
 
 
 @pytest.mark.parametrize("evidence", [cpu(), gpu(), cpu(recipe()), gpu(recipe()), cpu(names=("tower",))])
-def test_nodes_that_are_alike_have_no_rows(evidence: healthy.Evidence) -> None:
+def test_nodes_that_are_alike_have_no_rows(evidence: Evidence) -> None:
     assert version_drift.table(evidence) == []
 
 
@@ -80,7 +82,7 @@ def test_nodes_with_and_without_gpus_need_different_builds() -> None:
     assert not [finding for finding in healthy.bad(registry.judge_all(evidence)) if finding.subject == "python"]
 
 
-def model(**files: dict[str, object]) -> dict[str, object]:
+def model(**files: dict[str, Any]) -> dict[str, Any]:
     """A model of the same size whatever its files are, as retrained weights have it."""
     return {
         "found": True,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from homelab.controller.attempt import start
 from homelab.controller.attempt.inputs import RecipeInput
 from homelab.controller.base.errors import HomelabError, StoppedError, UnreachableError
 from homelab.controller.checks.evidence import Evidence, Finding
@@ -120,12 +121,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Nothing is sent, and nothing is started on a node; an error in the list is what the nodes answer."""
     answers: list[Any] = []
 
-    def start(*_: Any) -> None:
+    def refuse(*_: Any) -> None:
         if answers:
             raise answers[0]
 
-    monkeypatch.setattr(start_run.start, "ship_material", lambda *_: ["sent to all"])
-    monkeypatch.setattr(start_run.start, "start", start)
+    monkeypatch.setattr(start, "ship_material", lambda *_: ["sent to all"])
+    monkeypatch.setattr(start, "start", refuse)
     return answers
 
 
@@ -179,7 +180,7 @@ def test_a_stop_by_hand_between_shipping_and_starting(tmp_path: Path, started: l
         store.set_state(paths, "stopping", 1, intent="stopping")
         return []
 
-    monkeypatch.setattr(start_run.start, "ship_material", stops)
+    monkeypatch.setattr(start, "ship_material", stops)
     started.append(AssertionError("it was started"))
     with pytest.raises(StoppedError, match="stopped by hand") as raised:
         launch(tmp_path)

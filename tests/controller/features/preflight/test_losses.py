@@ -103,5 +103,5 @@ def test_a_node_that_stops_answering_leaves_its_pairs_unknown(silent: str) -> No
             raise HomelabError("gone")
         return asked(name, request, timeout_s)
 
-    nodes.ask = ask  # type: ignore[method-assign]
+    nodes.ask = ask
     assert nodes.found() == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def test_one_node_is_asked_and_what_it_found_fails_the_preflight(tmp_path: Path)
     fleet, found = asked_of(tmp_path, {"built": {"findings": [ENCODER]}})
     assert len(fleet.verbs("build-model")) == 1
 
-    evidence = healthy.replace(healthy.cpu(healthy.recipe()), build=found)
+    evidence = replace(healthy.cpu(healthy.recipe()), build=found)
     (finding,) = [finding for finding in registry.judge_all(evidence) if finding.check == "model.kind"]
     assert (finding.node, finding.level) == (found.node, "fail") and "is an encoder" in finding.message and "[model] name" in finding.hint
 
@@ -59,7 +60,7 @@ def test_what_a_node_cannot_say_is_a_warning_and_never_a_crash(tmp_path: Path, a
     _, found = asked_of(tmp_path, says)
     assert found.refused and not found.findings
 
-    evidence = healthy.replace(healthy.cpu(healthy.recipe()), build=found)
+    evidence = replace(healthy.cpu(healthy.recipe()), build=found)
     assert [(finding.check, finding.level) for finding in healthy.bad(registry.judge_all(evidence))] == [("model.kind", "warn")]
 
 
@@ -94,7 +95,7 @@ def absent(name: str, hub: str | None) -> tuple[Any, Any]:
     recipe = healthy.recipe(model={"name": name})
     evidence = healthy.cpu(recipe)
     facts = {node: healthy.changed(of, model={**ABSENT, "hub": hub, "has_token": False}) for node, of in evidence.facts.items()}
-    return recipe, healthy.replace(evidence, facts=facts)
+    return recipe, replace(evidence, facts=facts)
 
 
 def test_a_model_that_no_node_has_is_looked_up_on_the_hub_and_planned_by_its_config(tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_a_model_that_no_node_has_is_looked_up_on_the_hub_and_planned_by_its_con
         return {"built": {"trained": 5, "config": healthy.LLAMA, "has_chat_template": False}}
 
     fleet = FakeFleet(tmp_path).answer("build-model", answer)
-    evidence = model_build.known_config(healthy.replace(evidence, build=model_build.look(fleet, evidence, recipe)))
+    evidence = model_build.known_config(replace(evidence, build=model_build.look(fleet, evidence, recipe)))
 
     (request,) = asked
     assert request["fetch"] and request["model"] == "org/model" and "Qwen/Qwen3-8B" in request["known"]
@@ -124,7 +125,7 @@ def test_a_name_that_the_hub_does_not_know_fails_once_and_nobody_says_that_a_lau
     }
     fleet = FakeFleet(tmp_path).answer("build-model", {"built": {"findings": [slip]}})
 
-    evidence = healthy.replace(evidence, build=model_build.look(fleet, evidence, recipe))
+    evidence = replace(evidence, build=model_build.look(fleet, evidence, recipe))
 
     assert [finding.check for finding in healthy.bad(registry.judge_all(evidence)) if finding.check.startswith("model.")] == ["model.name"]
 
@@ -138,9 +139,9 @@ def test_who_has_no_way_to_the_hub_is_not_sent_there(hub: str, tmp_path: Path) -
 def test_the_key_names_all_that_the_answer_depends_on() -> None:
     facts = healthy.cpu(healthy.recipe()).facts["tower"]
     kinds = [{"kind": "lora"}, {"kind": "qlora"}, {"kind": "lora", "rank": 4}, {"kind": "lora", "targets": ["q_proj"]}, {"kind": "full"}]
-    keys = {model_build.question(facts, healthy.recipe(method=method))["key"] for method in kinds}  # type: ignore[arg-type]
+    keys = {model_build.question(facts, healthy.recipe(method=method))["key"] for method in kinds}
     other = healthy.changed(facts, model={**facts.model.model_dump(), "config": {**healthy.LLAMA, "vocab_size": 7}})  # type: ignore[union-attr]
-    assert len(keys | {model_build.question(other, healthy.recipe())["key"]}) == len(kinds) + 1  # type: ignore[arg-type]
+    assert len(keys | {model_build.question(other, healthy.recipe())["key"]}) == len(kinds) + 1
 
 
 def test_a_node_keeps_what_it_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,9 +32,9 @@ def planned(kind: str, tmp_path: Path, *, room_bytes: int, method: dict[str, Any
     config = {**tiny_models.CONFIGS[kind], "model_type": kind}
     assert architecture.from_config(config) is None
     facts = {
-        name: healthy.changed(of, model={**of.model.model_dump(), "config": config if is_on_nodes else None})
+        name: healthy.changed(of, model={**(of.model.model_dump() if of.model else {}), "config": config if is_on_nodes else None})
         for name, of in evidence.facts.items()
-    }  # type: ignore[union-attr]
+    }
     plan = builders.make_plan(evidence.cluster, recipe, facts)
     free = {rank.rank: (room_bytes, 1000) for rank in plan.ranks}
     trained = sum(parameter.numel() for parameter in tiny_models.build(kind).parameters())
@@ -92,7 +92,10 @@ class Refusing:
 def test_a_model_that_is_on_no_node_is_tried_by_the_config_that_is_known_here() -> None:
     recipe, config, fleet = healthy.recipe(), {"model_type": "mixtral", "num_local_experts": 8}, Refusing()
     evidence = healthy.cpu(recipe)
-    facts = {name: healthy.changed(of, model={**of.model.model_dump(), "config": None}) for name, of in evidence.facts.items()}  # type: ignore[union-attr]
+    facts = {
+        name: healthy.changed(of, model={**(of.model.model_dump() if of.model else {}), "config": None})
+        for name, of in evidence.facts.items()
+    }
     plan = builders.make_plan(evidence.cluster, recipe, facts)
     after = memory_dry_run.improve(fleet, plan, recipe, facts, lambda text: None, config=config)  # type: ignore[arg-type]
     assert fleet.asked["config"] == config and any("no dry run here" in warning for warning in after.warnings)

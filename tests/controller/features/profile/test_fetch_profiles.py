@@ -67,7 +67,7 @@ class Ground:
         monkeypatch.setattr(fetch_profiles, "MetricsSource", lambda fleet, paths: SimpleNamespace(look=lambda: None))
 
     def bring(self) -> Profiles:
-        return fetch_profiles.bring(self.fleet, self.paths, lambda text: None)  # type: ignore[arg-type]
+        return fetch_profiles.bring(self.fleet, self.paths, lambda text: None)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.features.recover import checkpoint_transfer, halt
-from homelab.controller.features.recover.halt import ResumePoint
+from homelab.controller.features.recover.replicas import ResumePoint
 from homelab.controller.run.paths import RunPaths
 from homelab.node import paths
 from homelab.shared.protocol import manifest

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from homelab.controller.base.errors import HomelabError, UnreachableError
-from homelab.controller.features.recover import halt
+from homelab.controller.features.recover import halt, resume_guards
 from homelab.controller.features.recover.examine import Examination
-from homelab.controller.features.recover.halt import Halted, ResumePoint
+from homelab.controller.features.recover.halt import Halted
+from homelab.controller.features.recover.replicas import ResumePoint
 from homelab.controller.run.claims import Claim, ClaimedRun
 from tests import builders
 from tests.fakes import FakeFleet
@@ -21,7 +22,7 @@ NAMES = list(builders.NAMES)
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClaimedRun:
-    monkeypatch.setattr(halt.resume_guards, "refuse_edited_recipe", lambda *_: None)
+    monkeypatch.setattr(resume_guards, "refuse_edited_recipe", lambda *_: None)
     paths = builders.run_folder(tmp_path / "runs", plan=builders.plan())
     fleet = FakeFleet(tmp_path / "nodes").answer("checkpoints", {"good": [], "bad": {}, "run_known": True})
     return ClaimedRun(fleet, Claim(fleet, paths.name, "recovered", lambda: 0.0), paths, lambda text: None)

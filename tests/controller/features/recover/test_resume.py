@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from homelab.controller.config.recipe import Recipe
+from homelab.controller.features.preflight import gather
 from homelab.controller.features.recover import resume
 from homelab.controller.features.recover.examine import Examination
-from homelab.controller.features.recover.halt import Halted, ResumePoint
+from homelab.controller.features.recover.halt import Halted
+from homelab.controller.features.recover.replicas import ResumePoint
 from homelab.controller.features.recover.resume import NextAttempt
 from homelab.controller.run.claims import Claim, ClaimedRun
 from tests import builders
@@ -37,7 +39,7 @@ def test_it_goes_on_as_the_training_that_began(tmp_path: Path, monkeypatch: pyte
         asked.append(recipe)
         raise Asked
 
-    monkeypatch.setattr(resume.gather, "evidence", evidence)
+    monkeypatch.setattr(gather, "evidence", evidence)
     run = ClaimedRun(fleet, Claim(fleet, paths.name, "recovered", lambda: 0.0), paths, lambda text: None)
     with pytest.raises(Asked):
         resume.resume(run, Examination(1, "failed", None, {}), HALTED, NextAttempt(["tower", "laptop"], ()))

@@ -10,19 +10,22 @@ from unittest.mock import MagicMock
 import pytest
 
 from homelab.cli.recover import command
-from homelab.controller.attempt import run_inputs
+from homelab.controller.attempt import run_inputs, start
 from homelab.controller.attempt.inputs import RecipeInput
 from homelab.controller.base.errors import HomelabError, InputError, UnreachableError
+from homelab.controller.checks import registry
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.recipe import Recipe
-from homelab.controller.features.recover import recover_run, resume, resume_guards, strategy_change
+from homelab.controller.features.preflight import gather
+from homelab.controller.features.recover import examine, halt, recover_run, resume, resume_guards, strategy_change
 from homelab.controller.features.recover.examine import Examination
-from homelab.controller.features.recover.halt import Halted, ResumePoint
+from homelab.controller.features.recover.halt import Halted
 from homelab.controller.features.recover.recover_run import RecoverRequest
+from homelab.controller.features.recover.replicas import ResumePoint
 from homelab.controller.features.recover.resume import NextAttempt
 from homelab.controller.planning.memory import freed
 from homelab.controller.planning.types import Plan
-from homelab.controller.run import event_log, run_record
+from homelab.controller.run import claims, event_log, run_lookup, run_record
 from homelab.controller.run.claims import Claim, ClaimedRun
 from homelab.shared.recipe.parallel import STRATEGY_NAMES
 from tests import builders
@@ -44,11 +47,11 @@ class Resuming:
         self.refuses = False
         items: list[RecipeInput] = []
         monkeypatch.setattr(run_inputs, "inputs_of", lambda *_: items)
-        monkeypatch.setattr(resume.gather, "evidence", lambda *_, **__: seen)
-        monkeypatch.setattr(resume.gather, "facts", lambda *_, **__: seen)
-        monkeypatch.setattr(resume.registry, "judge_all", lambda *_, **__: [])
+        monkeypatch.setattr(gather, "evidence", lambda *_, **__: seen)
+        monkeypatch.setattr(gather, "facts", lambda *_, **__: seen)
+        monkeypatch.setattr(registry, "judge_all", lambda *_, **__: [])
         monkeypatch.setattr(resume_guards, "refuse_other_model", lambda *_: None)
-        monkeypatch.setattr(resume.start, "start", self._start)
+        monkeypatch.setattr(start, "start", self._start)
 
     def _start(self, fleet: Any, claim: Any, plan: Plan, run_json: Any, *_: Any) -> None:
         if self.refuses:
@@ -132,7 +135,7 @@ def with_room(run: Resuming, monkeypatch: pytest.MonkeyPatch, gib: float, *, ali
     seen = healthy.cpu(recipe)
     for name in NAMES:
         seen = healthy.with_facts(seen, name, system={"memory_available_bytes": int(gib * healthy.GIB)}, runs={"alive": list(alive)})
-    monkeypatch.setattr(resume.gather, "facts", lambda *_, **__: seen)
+    monkeypatch.setattr(gather, "facts", lambda *_, **__: seen)
 
 
 @pytest.mark.parametrize(("gib", "said"), [(1.45, "so: homelab recover"), (0.1, "no other has room either")])
@@ -208,11 +211,11 @@ def test_the_command_asks_for_the_plan_before_it_halts_and_starts_with_the_name(
         return Halted(NAMES, {}, ResumePoint(0, []))
 
     claim = Claim(run.fleet, run.paths.name, "recovered", lambda: 0.0)
-    monkeypatch.setattr(recover_run.run_lookup, "run", lambda *_: run.paths)
+    monkeypatch.setattr(run_lookup, "run", lambda *_: run.paths)
     monkeypatch.setattr(recover_run, "_refuse_supervised", lambda *_: None)
-    monkeypatch.setattr(recover_run.claims, "claimed", lambda *_, **__: nullcontext(claim))
-    monkeypatch.setattr(recover_run.examine, "examine", lambda *_: Examination(1, "failed", None, {}))
-    monkeypatch.setattr(recover_run.halt, "halt", halt_)
+    monkeypatch.setattr(claims, "claimed", lambda *_, **__: nullcontext(claim))
+    monkeypatch.setattr(examine, "examine", lambda *_: Examination(1, "failed", None, {}))
+    monkeypatch.setattr(halt, "halt", halt_)
     view = MagicMock()
     request = RecoverRequest(None, NAMES, tmp_path / "cluster.toml", run.paths.root.parent, (), "no", strategy="zero2")
     if is_possible:

@@ -18,6 +18,7 @@ import pytest
 from homelab.controller.base.errors import HomelabError, InputError, UnreachableError
 from homelab.controller.features.results import fetch, receive
 from homelab.controller.features.results.best_copy import ModelHolder
+from homelab.controller.run import run_folder
 from homelab.controller.run.paths import RunPaths
 from homelab.node.storage import results
 from tests.fakes import FakeFleet
@@ -35,11 +36,9 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeFleet:
     for name, content in FINAL.items():
         (folder / name).write_bytes(content)
     described = SimpleNamespace(recipe=SimpleNamespace(model=object()))
-    monkeypatch.setattr(fetch.run_folder, "description_of", lambda paths: described)
+    monkeypatch.setattr(run_folder, "description_of", lambda paths: described)
     monkeypatch.setattr(
-        fetch.run_folder,
-        "plan_of",
-        lambda paths: SimpleNamespace(nodes=[SimpleNamespace(name=name) for name in ("tower", "laptop", "gone")]),
+        run_folder, "plan_of", lambda paths: SimpleNamespace(nodes=[SimpleNamespace(name=name) for name in ("tower", "laptop", "gone")])
     )
     monkeypatch.setattr(receive, "_PIECE_BYTES", 500_000)
     (tmp_path / "laptop").mkdir()
@@ -158,7 +157,7 @@ def test_a_script_a_run_without_a_checkpoint_and_a_node_that_is_away(
     with pytest.raises(HomelabError, match="no finished model") as refused:
         bring(fleet, tmp_path / "x")
     assert "tower did not answer" in refused.value.where
-    monkeypatch.setattr(fetch.run_folder, "description_of", lambda paths: SimpleNamespace(recipe=SimpleNamespace(model=None)))
+    monkeypatch.setattr(run_folder, "description_of", lambda paths: SimpleNamespace(recipe=SimpleNamespace(model=None)))
     with pytest.raises(HomelabError, match="has saved nothing") as unsaved:
         bring(fleet, tmp_path / "x")
     assert "tower did not answer" in unsaved.value.where
@@ -209,7 +208,7 @@ SAVED = {"state.json": b"{}", "checkpoint-40/model.safetensors": WEIGHTS, "check
 @pytest.fixture
 def program(fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeFleet:
     """laptop has what a program has saved; tower has less of it."""
-    monkeypatch.setattr(fetch.run_folder, "description_of", lambda paths: SimpleNamespace(recipe=SimpleNamespace(model=None)))
+    monkeypatch.setattr(run_folder, "description_of", lambda paths: SimpleNamespace(recipe=SimpleNamespace(model=None)))
     for node, names in (("laptop", SAVED), ("tower", {"state.json": b"{}"})):
         for name, content in names.items():
             path = tmp_path / node / "runs" / RUN / "saved" / name
@@ -256,7 +255,7 @@ def test_no_node_writes_outside_of_the_folder(program: FakeFleet, tmp_path: Path
 
 
 def test_a_program_that_has_saved_nothing(fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch.run_folder, "description_of", lambda paths: SimpleNamespace(recipe=SimpleNamespace(model=None)))
+    monkeypatch.setattr(run_folder, "description_of", lambda paths: SimpleNamespace(recipe=SimpleNamespace(model=None)))
     with pytest.raises(HomelabError, match="has saved nothing") as caught:
         bring(fleet, tmp_path / "here/x")
     assert "homelab logs" in caught.value.hint

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from homelab.controller.base.errors import HomelabError, InputError
-from homelab.controller.features.results import fetch, push, repository_name
-from homelab.controller.run import hub_token
+from homelab.controller.features.results import push, repository_name
+from homelab.controller.run import hub_token, run_folder
 from homelab.controller.run.paths import RunPaths
 from tests.fakes import FakeFleet
 
@@ -110,8 +110,8 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeFleet:
     for name, content in FINAL.items():
         (folder / name).write_bytes(content)
     described = SimpleNamespace(recipe=SimpleNamespace(model=SimpleNamespace(name="~/models/smollm2", is_folder=True)))
-    monkeypatch.setattr(fetch.run_folder, "description_of", lambda paths: described)
-    monkeypatch.setattr(fetch.run_folder, "plan_of", lambda paths: SimpleNamespace(nodes=[SimpleNamespace(name="tower")]))
+    monkeypatch.setattr(run_folder, "description_of", lambda paths: described)
+    monkeypatch.setattr(run_folder, "plan_of", lambda paths: SimpleNamespace(nodes=[SimpleNamespace(name="tower")]))
     return FakeFleet(tmp_path, ("tower",))
 
 

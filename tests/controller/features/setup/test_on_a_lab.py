@@ -65,7 +65,7 @@ class Bench:
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    def setup(self, *options: str, code: int = 0, part: str = "nodes") -> dict[str, Any]:
+    def setup(self, *options: str, code: int = 0, part: str = "nodes") -> Any:
         """The node's entry of `homelab setup --json`; `part`: of its packages ("nodes") or its model ("models")."""
         done = subprocess.run(
             self.command("setup", "--requirements", str(self.requirements), "--json", *options), env=self.environment, capture_output=True, text=True,
@@ -345,10 +345,8 @@ def test_a_node_that_reaches_the_index_fetches_the_wheels_itself(bench: Bench, t
     for host, is_reached in ((own_address, True), ("127.0.0.1", False)):
         bench.homelab("teardown", "--yes")
         with serving(index, host) as server:
-            cache, pip = (
-                str(tmp_path / f"cache-{host}"),
-                {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": f"{server.address}/simple", "PIP_TRUSTED_HOST": host},
-            )
+            cache = str(tmp_path / f"cache-{host}")
+            pip: dict[str, Any] = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": f"{server.address}/simple", "PIP_TRUSTED_HOST": host}
             shutil.copytree(bench.wheels.parent, Path(cache) / "homelab/setup", ignore=shutil.ignore_patterns("locks", "wheels"))
             said = bench.homelab("setup", "--requirements", str(requirements), XDG_CACHE_HOME=cache, **pip)
         assert bench.on_node("ls ~/.homelab/env/lib/python*/site-packages/idna/__init__.py")

@@ -108,7 +108,7 @@ def test_the_lock_is_what_pip_has_resolved() -> None:
         "metadata": {"name": "Foo_Bar", "version": "1.0+cpu"},
         "download_info": {"url": "https://x/Foo_Bar-1.0%2Bcpu-py3-none-any.whl#sha256=1"},
     }
-    entry["download_info"]["archive_info"] = {"hashes": {"sha256": "ab" * 32}}  # type: ignore[assignment]
+    entry["download_info"]["archive_info"] = {"hashes": {"sha256": "ab" * 32}}
     lock = lock_of_report({"install": [entry]})
     assert lock.text == f"foo-bar==1.0+cpu --hash=sha256:{'ab' * 32}\n" and lock.packages[0].wheel == "Foo_Bar-1.0+cpu-py3-none-any.whl"
     assert lock.packages[0].download_line == f"foo-bar @ https://x/Foo_Bar-1.0%2Bcpu-py3-none-any.whl --hash=sha256:{'ab' * 32}"

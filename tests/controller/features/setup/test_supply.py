@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from homelab.controller.base.errors import HomelabError, UnreachableError
-from homelab.controller.features.setup import supply as supply_module
-from homelab.controller.features.setup import wheelhouse
+from homelab.controller.features.setup import cache, uv_program, wheelhouse
 from homelab.controller.features.setup.platform import platform_of
 from homelab.controller.features.setup.requirements import Lock, Package
 from homelab.controller.features.setup.supply import Supply, is_public
@@ -45,7 +44,7 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lock:
     """Two wheels on an index; `wheelhouse.fetch` brings them here as pip does."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "uv.whl").write_bytes(b"uv")
-    monkeypatch.setattr(supply_module.uv_program, "fetch", lambda machine: tmp_path / "uv.whl")
+    monkeypatch.setattr(uv_program, "fetch", lambda machine: tmp_path / "uv.whl")
     packages = []
     for name in NAMES:
         file = tmp_path / "index" / f"{name}-1.0-py3-none-any.whl"
@@ -105,7 +104,7 @@ def test_a_node_without_a_way_out_is_asked_once_and_everything_is_sent(lock: Loc
 def test_all_is_fetched_here_where_that_was_asked_for_or_the_index_does_not_say_sizes(lock: Lock) -> None:
     assert brought(lock, Agent(), fetches_here=True) == ["setup-receive", "setup-receive"]
     for wheel in (package.wheel for package in lock.packages):
-        (Path(supply_module.cache.folder()) / "wheels" / wheel).unlink()
+        (Path(cache.folder()) / "wheels" / wheel).unlink()
     unsized = Lock(packages=tuple(package.model_copy(update={"size_bytes": 0}) for package in lock.packages))
     assert brought(unsized, Agent()) == ["setup-receive", "setup-receive"]
 

@@ -15,7 +15,7 @@ from homelab.controller.attempt.inputs import RecipeInput
 from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.config.recipe import parse_recipe
 from homelab.controller.features.recover import resume, resume_guards
-from homelab.controller.run import adoption, fingerprint, run_folder, store
+from homelab.controller.run import adoption, fingerprint, run_folder, run_record, store
 from homelab.controller.run.paths import RunPaths
 from tests import builders, watched
 from tests.fakes import FakeFleet
@@ -214,7 +214,7 @@ def test_the_folder_of_a_run_of_this_machine_is_mended_without_a_question(tmp_pa
     for number, (said, asks) in enumerate([(on_nodes, False), ({**on_nodes, "created_at": 2.0}, True)]):
         fleet = describing(tmp_path / str(number), dict.fromkeys(NAMES, said))
         paths = RunPaths(tmp_path / str(number) / "desk" / builders.RUN)
-        store.write_json(paths.checks_json, {adoption.RUN_DIGEST: adoption.run_record.digest(launched)})
+        store.write_json(paths.checks_json, {adoption.RUN_DIGEST: run_record.digest(launched)})
         run_folder.repair(fleet, paths, lambda text: None)
         assert run_folder.is_whole(paths) and (adoption.to_ask(paths) is not None) == asks
 

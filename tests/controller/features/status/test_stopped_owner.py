@@ -16,6 +16,7 @@ import psutil
 import pytest
 from rich.console import Console
 
+from homelab.controller.attempt import remote_supervisor
 from homelab.controller.base.errors import InputError
 from homelab.controller.dashboard import live
 from homelab.controller.facts.reading import read
@@ -127,7 +128,7 @@ def test_one_on_a_node_is_let_go_on_over_there(fleet: FakeFleet, nodes: Nodes, p
     seen = str(stopped_owner.note(fleet.cluster, paths, {"tower": reply}))
     assert seen.startswith("the supervisor, process 77 on tower, is stopped (SIGSTOP): ssh ") and "kill -CONT 77" in seen
     assert stopped_owner.note(fleet.cluster, paths, {"tower": reply.replace(frozen=False)}) is None
-    monkeypatch.setattr(recover_run.remote_supervisor, "at_work", lambda *_: ("tower", reply))
+    monkeypatch.setattr(remote_supervisor, "at_work", lambda *_: ("tower", reply))
     with pytest.raises(InputError) as caught:
         recover_run._refuse_supervised(fleet, paths)
     assert "kill -CONT 77" in str(caught.value.hint) and "kill -KILL 77" in str(caught.value.hint)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from homelab.controller.attempt import diagnosis_store
+from homelab.controller.attempt import diagnosis_store, remote_supervisor
+from homelab.controller.base.hint import Hint
 from homelab.controller.dashboard.snapshot import Snapshot
 from homelab.controller.diagnose.cause import Diagnosis
 from homelab.controller.features.status import monitor
@@ -24,7 +25,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
     found = RunPaths(tmp_path / sample.RUN)
     found.root.mkdir()
     monkeypatch.setattr(run_folder, "plan_of", lambda paths: sample.plan())
-    monkeypatch.setattr(monitor.remote_supervisor, "recorded", lambda paths: "")
+    monkeypatch.setattr(remote_supervisor, "recorded", lambda paths: "")
     return found
 
 
@@ -48,7 +49,7 @@ def test_a_run_that_had_ended_stays_so_when_its_nodes_are_switched_off(paths: Ru
 
 
 def test_what_had_failed_keeps_its_cause(paths: RunPaths) -> None:
-    why = Diagnosis(cause="disk-full", title="the disk of laptop is full", first_node="laptop", hint="make room", retryable=False)
+    why = Diagnosis(cause="disk-full", title="the disk of laptop is full", first_node="laptop", hint=Hint("make room"), retryable=False)
     diagnosis_store.keep(paths, 1, why, {})
     seen = look(paths, "failed")
     assert (seen.state, seen.diagnosis) == ("failed", why)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,7 +56,7 @@ def starts(monkeypatch: pytest.MonkeyPatch, returncode: int | None, said: bytes 
         stdout.write(said)
         return process
 
-    monkeypatch.setattr(placement.subprocess, "Popen", popen)
+    monkeypatch.setattr(subprocess, "Popen", popen)
     return process, commands
 
 
@@ -137,7 +138,7 @@ def test_a_machine_that_starts_no_process(paths: RunPaths, tmp_path: Path, monke
     def popen(*_: Any, **__: Any) -> Process:
         raise OSError("Resource temporarily unavailable")
 
-    monkeypatch.setattr(placement.subprocess, "Popen", popen)
+    monkeypatch.setattr(subprocess, "Popen", popen)
     view = View()
     SupervisorPlacement("here").leave(FakeFleet(tmp_path), paths, tmp_path / "cluster.toml", ["tower"], view)
     assert isinstance(view.told[0], HomelabError), "a warning: the run is under way all the same"

@@ -8,6 +8,7 @@ import pytest
 
 from homelab.controller.attempt.node_status import NodeStatus, common_checkpoint
 from homelab.controller.attempt.watchdog import AttemptVerdict
+from homelab.controller.base.hint import Hint
 from homelab.controller.config.recipe import parse_recipe
 from homelab.controller.diagnose.cause import Diagnosis
 from homelab.controller.features.supervise import log_policies, restart_policy
@@ -24,7 +25,9 @@ SILENT = AttemptVerdict("silent-node", ("laptop",), (), "nothing is heard of lap
 
 
 def diagnosis(cause: str = "killed", *, retryable: bool = True) -> Diagnosis:
-    return Diagnosis(cause=cause, title="rank 1 on laptop was killed", first_node="laptop", first_rank=1, hint="look", retryable=retryable)
+    return Diagnosis(
+        cause=cause, title="rank 1 on laptop was killed", first_node="laptop", first_rank=1, hint=Hint("look"), retryable=retryable
+    )
 
 
 def decide(
@@ -35,8 +38,9 @@ def decide(
     logs: Any = None,
     **recovery: Any,
 ) -> restart_policy.Decision:
-    policies = [LogPolicy(**policy) for policy in recovery.pop("log_policies", ())]
-    wanted = Recovery(**recovery, **({"log_policies": tuple(policies)} if policies else {}))
+    if "log_policies" in recovery:
+        recovery["log_policies"] = tuple(LogPolicy(**policy) for policy in recovery["log_policies"])
+    wanted = Recovery(**recovery)
     met, slow = log_policies.met(logs or {}, wanted.log_policies)
     assert not slow
     return restart_policy.decide(Failure(verdict, found, met), restarts or [], wanted, now=NOW, step=step, nodes=NODES)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from homelab.controller.attempt.watchdog import AttemptVerdict
+from homelab.controller.base.hint import Hint
 from homelab.controller.diagnose.cause import Diagnosis
 from homelab.controller.features.supervise.acts import (
     Act,
@@ -38,7 +39,9 @@ BLIND = AttemptVerdict("well", because="nothing is heard of laptop", blind=("lap
 DEAD = AttemptVerdict("dead-rank", ("laptop",), (1,), "the process of rank 1 on laptop is gone")
 STOPPED = AttemptVerdict("stopped", because="it was stopped by hand")
 SUPERSEDED = AttemptVerdict("superseded", because="a node knows a newer attempt")
-KILLED = Diagnosis(cause="killed", title="rank 1 on laptop was killed", first_node="laptop", first_rank=1, hint="look", retryable=True)
+KILLED = Diagnosis(
+    cause="killed", title="rank 1 on laptop was killed", first_node="laptop", first_rank=1, hint=Hint("look"), retryable=True
+)
 PYTHON_ERROR = KILLED.model_copy(update={"cause": "python-error", "retryable": False})
 OUT_OF_MEMORY = KILLED.model_copy(update={"cause": "cuda-out-of-memory"})
 FAILURE = Incident(DEAD, TIME, frozenset())

@@ -12,7 +12,7 @@ import pytest
 
 from homelab.controller.attempt import watchdog
 from homelab.controller.base.errors import StoppedError
-from homelab.controller.features.recover import halt
+from homelab.controller.features.recover import resume_guards
 from homelab.controller.features.supervise import attempt_watch, status_streams, step, supervisor
 from homelab.controller.run import event_log, store, supervisor_lock
 from homelab.controller.run.paths import RunPaths
@@ -31,7 +31,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeFleet:
     monkeypatch.setattr(status_streams, "_AGAIN_S", 0.01)
     monkeypatch.setattr(attempt_watch, "SETTLE_S", 0.01)
     monkeypatch.setattr(step, "RETRY_S", (0.01,))
-    monkeypatch.setattr(halt.resume_guards, "refuse_edited_recipe", lambda *_: None)
+    monkeypatch.setattr(resume_guards, "refuse_edited_recipe", lambda *_: None)
     fleet = FakeFleet(tmp_path / "nodes", NAMES).answer("free-port", {"port": builders.PORT})
     fleet.answer("checkpoints", {"good": [], "bad": {}, "run_known": True})
     for rank, name in enumerate(NAMES):
@@ -52,7 +52,12 @@ def ends(fleet: FakeFleet, returncode: int) -> None:
         over = builders.raw_end(returncode, rank=rank)
         fleet.nodes[name].streams["follow"] = [builders.raw_status(rank=rank), over]
         phase = over["ranks"][str(rank)]["phase"]
-        ended = {"exit": {"returncode": returncode, "ended_at": 999.0}, "agent_alive": False, "torchrun_alive": False, "started_at": 900.0}
+        ended: dict[str, Any] = {
+            "exit": {"returncode": returncode, "ended_at": 999.0},
+            "agent_alive": False,
+            "torchrun_alive": False,
+            "started_at": 900.0,
+        }
         fleet.answer("poll", builders.raw_reply(name, rank=rank, step=1, phase=phase, **ended), [name])
 
 

@@ -159,7 +159,7 @@ def test_a_first_step_that_the_plan_expects_to_take_minutes_may_take_four_times_
 
 
 def test_while_a_node_is_not_heard_waiting_for_it_is_the_likelier_cause() -> None:
-    at_the_door = {name: {"rank_phase": "loading", "rank_still_s": 130.0} for name in NODES}
+    at_the_door: dict[str, Any] = {name: {"rank_phase": "loading", "rank_still_s": 130.0} for name in NODES}
     assert judge(all_signs(**at_the_door)).kind == "well"
     for lost in (
         all_signs(**{**at_the_door, "laptop": {"heard_s": 21.0}}),
@@ -169,7 +169,7 @@ def test_while_a_node_is_not_heard_waiting_for_it_is_the_likelier_cause() -> Non
         assert (found.kind, found.nodes) == ("silent-node", ("laptop",))
     # A large model takes minutes to load: a node that is not heard for a moment is no reason to begin again.
     assert judge(all_signs(**{**at_the_door, "laptop": {"heard_s": 10.0}})).kind == "well"
-    loading = {name: {"rank_phase": "loading", "rank_still_s": 25.0} for name in NODES}
+    loading: dict[str, Any] = {name: {"rank_phase": "loading", "rank_still_s": 25.0} for name in NODES}
     assert judge(all_signs(**{**loading, "laptop": {"heard_s": 60.0}})).kind == "well"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import pytest
 
@@ -38,7 +39,7 @@ def point(step: int, attempt: int = 1) -> TrackedPoint:
 
 
 def test_the_first_step_that_is_not_as_it_was_sent() -> None:
-    sent = {("train", step): 1 for step in range(1, 6)}
+    sent: dict[tuple[Literal["train", "eval"], int], int] = {("train", step): 1 for step in range(1, 6)}
     assert first_changed([point(step) for step in range(1, 9)], sent) is None
     assert first_changed([*map(point, range(1, 4)), point(4, 2)], sent) == 4, "step 5 is not computed again yet, and 4 is"
     assert first_changed([*map(point, range(1, 4))], sent) == 4

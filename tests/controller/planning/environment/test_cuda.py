@@ -78,7 +78,7 @@ def test_torch_needs_no_compiler_on_a_node() -> None:
     assert of(healthy.gpu(), recipe=healthy.script(environment={"TORCH_DISABLE_NATIVE_JIT": "0"}))["TORCH_DISABLE_NATIVE_JIT"] == "0", (
         "a script may"
     )
-    (folder,) = importlib.util.find_spec("torch").submodule_search_locations  # type: ignore[union-attr,misc]
+    (folder,) = importlib.util.find_spec("torch").submodule_search_locations  # type: ignore[union-attr]
     assert 'os.getenv("TORCH_DISABLE_NATIVE_JIT", 0)' in Path(folder, "_native", "common_utils.py").read_text()
 
 

@@ -15,6 +15,7 @@ from homelab.controller.planning.model.architecture import from_config
 from homelab.controller.planning.types import Plan, RankPlan
 from homelab.node.probes import nvidia
 from homelab.shared.protocol import memory_items
+from homelab.shared.protocol.memory_items import BASE_WEIGHTS, WORKING_SET
 from tests import builders
 from tests.controller.checks import healthy
 from tests.controller.checks.fake_gpu import reply
@@ -94,7 +95,7 @@ def test_what_a_run_has_measured_beside_torch_replaces_both_guesses() -> None:
     situation = scenario.of_plan(made, shape, seen.facts)
     assert situation and situation.ranks[0].measured == {rank_memory.CONTEXT: 612 * MIB, rank_memory.COMMUNICATOR: 0}
     wanted = dry_run.wanted_of(made, recipe, rank)
-    result = {"peak_bytes": 1, "at": "x", "items": {rank_memory.BASE_WEIGHTS: 10**9}, "seconds": 1.0}
+    result = {"peak_bytes": 1, "at": "x", "items": {BASE_WEIGHTS: 10**9}, "seconds": 1.0}
     after = rank_of(dry_run.applied(made, recipe, shape, "tower", [wanted], [result]), "tower")
     assert (item(after, rank_memory.CONTEXT), item(after, rank_memory.COMMUNICATOR)) == (612 * MIB, 0)
 
@@ -119,7 +120,7 @@ def test_on_turing_keys_are_repeated_and_counted() -> None:
         for repeats in (False, True)
     )
     more = 2 * 2 * (576 - 192) * recipe.train.seq_len  # k and v of one layer, as wide as q
-    assert repeated[rank_memory.WORKING_SET] - plain[rank_memory.WORKING_SET] == more
+    assert repeated[WORKING_SET] - plain[WORKING_SET] == more
     made = planned(healthy.card(gpu(), "oldtower", name="NVIDIA GeForce RTX 2060 Super"), recipe)
     assert made.precision == "fp16"
     wanted = {rank.node: dry_run.wanted_of(made, recipe, rank).repeats_keys for rank in made.ranks}

@@ -12,19 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homelab.controller.base.errors import InputError
-from homelab.controller.config.recipe import Recipe, parse_recipe
+from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.planning.memory import recipe_edits, scenario
 from homelab.controller.planning.memory.recipe_edits import Edit
 from homelab.controller.planning.memory.scenario import MemoryScenario, RankMemory
-from homelab.controller.planning.model.architecture import known
 from tests import builders
 
-LLAMA_7B, SMOLLM3 = known("meta-llama/Llama-2-7b-hf"), known("HuggingFaceTB/SmolLM3-3B")
+LLAMA_7B, SMOLLM3 = builders.architecture("meta-llama/Llama-2-7b-hf"), builders.architecture("HuggingFaceTB/SmolLM3-3B")
 assert LLAMA_7B and SMOLLM3
 GB = 10**9
 
 
-def recipe(**changes: Any) -> Recipe:
+def recipe(**changes: Any) -> TrainRecipe:
     content: dict[str, Any] = {
         "model": {"name": "HuggingFaceTB/SmolLM3-3B"}, "data": {"train": "hub:a/b"}, "method": {"kind": "qlora", "rank": 16},
         "train": {"global_batch": 8, "steps": 10, "learning_rate": 1e-4, "seq_len": 2048, "fused_loss": False}, "parallel": {},
@@ -32,7 +31,7 @@ def recipe(**changes: Any) -> Recipe:
     for name, value in changes.items():
         section, key = name.split("__")
         content[section][key] = value
-    return parse_recipe(content)
+    return builders.train_recipe(content)
 
 
 def on(*gigabytes: float, shape: Any = SMOLLM3, held: float = 0.0) -> MemoryScenario:
@@ -169,7 +168,7 @@ def test_comments_and_order_are_kept() -> None:
     assert 'kind = "qlora"      # 16 bits\n' in result and result.endswith("micro_batch = 1\n")
     left = [line for line in result.splitlines() if line not in TEXT.splitlines()]
     assert len(left) == 4
-    assert parse_recipe(tomllib.loads(result)) == recipe_edits.changed(parse_recipe(tomllib.loads(TEXT)), EDITS)
+    assert builders.train_recipe(tomllib.loads(result)) == recipe_edits.changed(builders.train_recipe(tomllib.loads(TEXT)), EDITS)
 
 
 def test_a_missing_section_is_added_and_what_cannot_be_edited_is_refused() -> None:
@@ -190,14 +189,14 @@ def test_a_key_is_added_above_the_comments_that_lead_the_next_section() -> None:
 @pytest.mark.parametrize("path", builders.PROJECT_RECIPES, ids=lambda path: path.name)
 def test_the_recipes_of_the_project_can_be_edited(path: Path) -> None:
     text = path.read_text()
-    before = parse_recipe(tomllib.loads(text))
+    before = builders.train_recipe(tomllib.loads(text))
     edits = [
         Edit("train", "seq_len", 64, 0, True),
         Edit("train", "fused_loss", True, False, False),
         Edit("train", "optimizer", "adamw_8bit", "adamw", True),
     ]
     after = recipe_edits.edited(text, edits)
-    assert parse_recipe(tomllib.loads(after)) == recipe_edits.changed(before, edits)
+    assert builders.train_recipe(tomllib.loads(after)) == recipe_edits.changed(before, edits)
     assert [line for line in text.splitlines() if line.lstrip().startswith("#")] == [
         line for line in after.splitlines() if line.lstrip().startswith("#")
     ]

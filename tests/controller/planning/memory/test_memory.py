@@ -11,13 +11,26 @@ from hypothesis import strategies as st
 
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.memory.rank_memory import RankSetup
-from homelab.controller.planning.model.architecture import Architecture, known
+from homelab.controller.planning.model.architecture import Architecture
 from homelab.shared.protocol import memory_items
+from homelab.shared.protocol.memory_items import (
+    ACTIVATIONS,
+    ADAPTERS,
+    BASE_WEIGHTS,
+    CASTED_WEIGHTS,
+    DEQUANTISATION,
+    GRADIENTS,
+    LOGITS,
+    OPTIMIZER,
+    STEP,
+    WORKING_SET,
+)
 from homelab.shared.recipe import Method, Train
+from tests import builders
 
-SMOL = known("HuggingFaceTB/SmolLM2-135M")
-LLAMA_7B = known("meta-llama/Llama-2-7b-hf")
-LLAMA_8B = known("meta-llama/Llama-3.1-8B")
+SMOL = builders.architecture("HuggingFaceTB/SmolLM2-135M")
+LLAMA_7B = builders.architecture("meta-llama/Llama-2-7b-hf")
+LLAMA_8B = builders.architecture("meta-llama/Llama-3.1-8B")
 assert SMOL and LLAMA_7B and LLAMA_8B
 
 
@@ -48,8 +61,8 @@ def test_base_weights() -> None:
 def test_lora_state_is_tens_of_megabytes_not_gigabytes() -> None:
     found = items(LLAMA_7B, Method(kind="lora", targets=("q_proj", "v_proj")), train())
     trainable = 8_388_608
-    assert found[rank_memory.ADAPTERS] == found[rank_memory.GRADIENTS] == 4 * trainable
-    assert found[rank_memory.OPTIMIZER] == 8 * trainable
+    assert found[ADAPTERS] == found[GRADIENTS] == 4 * trainable
+    assert found[OPTIMIZER] == 8 * trainable
 
 
 def test_more_ranks_cost_a_communicator_and_nothing_else() -> None:
@@ -59,9 +72,9 @@ def test_more_ranks_cost_a_communicator_and_nothing_else() -> None:
 
 def test_full_training_holds_sixteen_bytes_per_parameter_in_fp32() -> None:
     found = items(SMOL, FULL, train(), precision="fp32", device="cpu", world_size=1)
-    state = found[rank_memory.BASE_WEIGHTS] + found[rank_memory.GRADIENTS] + found[rank_memory.OPTIMIZER]
+    state = found[BASE_WEIGHTS] + found[GRADIENTS] + found[OPTIMIZER]
     assert state == 16 * 134_515_008
-    assert rank_memory.ADAPTERS not in found and rank_memory.CASTED_WEIGHTS not in found
+    assert ADAPTERS not in found and CASTED_WEIGHTS not in found
 
 
 def test_optimizers() -> None:
@@ -82,28 +95,28 @@ def test_optimizers() -> None:
 
 def test_checkpointing_keeps_one_hidden_state_per_layer() -> None:
     found = items(LLAMA_7B, LORA, train(), micro_batch=2)
-    assert found[rank_memory.ACTIVATIONS] == 2 * 512 * 4096 * (2 * 32 + 8)
+    assert found[ACTIVATIONS] == 2 * 512 * 4096 * (2 * 32 + 8)
     without = items(LLAMA_7B, LORA, train(gradient_checkpointing=False), micro_batch=2)
-    assert without[rank_memory.ACTIVATIONS] > 10 * found[rank_memory.ACTIVATIONS]
-    assert without[rank_memory.WORKING_SET] < found[rank_memory.WORKING_SET]
+    assert without[ACTIVATIONS] > 10 * found[ACTIVATIONS]
+    assert without[WORKING_SET] < found[WORKING_SET]
 
 
 def test_the_peak_is_the_larger_of_logits_and_a_layers_work() -> None:
     found = items(SMOL, LORA, train())
     tokens, logits = 512, 12 * 512 * 49152
-    assert found[rank_memory.WORKING_SET] < logits
-    assert found[rank_memory.WORKING_SET] + found[rank_memory.LOGITS] == logits
-    assert tokens * SMOL.hidden < found[rank_memory.WORKING_SET]
+    assert found[WORKING_SET] < logits
+    assert found[WORKING_SET] + found[LOGITS] == logits
+    assert tokens * SMOL.hidden < found[WORKING_SET]
     narrow = Architecture(4096, 2, 32, 32, 128, 11008, 64, True)
-    assert rank_memory.LOGITS not in items(narrow, LORA, train())
+    assert LOGITS not in items(narrow, LORA, train())
 
 
 def test_only_a_quantised_base_is_dequantised() -> None:
     # As far as it is more than the adapter's part of a gradient, which comes when the matrix is gone.
-    assert items(LLAMA_8B, QLORA, train())[rank_memory.DEQUANTISATION] == 2 * 4096 * 14336 - 2 * 512 * 14336
-    assert rank_memory.DEQUANTISATION not in items(LLAMA_8B, QLORA, train(seq_len=4096))
-    assert items(LLAMA_8B, EIGHT_BIT, train())[rank_memory.DEQUANTISATION] == items(LLAMA_8B, QLORA, train())[rank_memory.DEQUANTISATION]
-    assert rank_memory.DEQUANTISATION not in items(LLAMA_8B, LORA, train())
+    assert items(LLAMA_8B, QLORA, train())[DEQUANTISATION] == 2 * 4096 * 14336 - 2 * 512 * 14336
+    assert DEQUANTISATION not in items(LLAMA_8B, QLORA, train(seq_len=4096))
+    assert items(LLAMA_8B, EIGHT_BIT, train())[DEQUANTISATION] == items(LLAMA_8B, QLORA, train())[DEQUANTISATION]
+    assert DEQUANTISATION not in items(LLAMA_8B, LORA, train())
 
 
 def test_a_cpu_has_a_process_instead_of_a_context() -> None:
@@ -174,21 +187,21 @@ def test_more_rows_never_need_less(rows: int, seq_len: int, kind: Any, checkpoin
 def test_a_fused_loss_has_a_chunk_of_the_logits() -> None:
     plain, fused = (items(LLAMA_8B, QLORA, train(seq_len=4096)), items(LLAMA_8B, QLORA, train(seq_len=4096, fused_loss=True)))
     saved = sum(plain.values()) - sum(fused.values())
-    assert rank_memory.LOGITS not in fused, "a layer's work is larger than one chunk"
-    assert saved == pytest.approx(1.10 * plain[rank_memory.LOGITS], rel=1e-6), "and the allocator's part of it"
+    assert LOGITS not in fused, "a layer's work is larger than one chunk"
+    assert saved == pytest.approx(1.10 * plain[LOGITS], rel=1e-6), "and the allocator's part of it"
     # As many logits as a chunk has: their gradients, 2 bytes more, are made while the copies of all adapters are there.
     short = train(seq_len=16)
-    more = {rank_memory.CASTED_WEIGHTS: 2 * 16 * LLAMA_8B.vocabulary}
+    more = {CASTED_WEIGHTS: 2 * 16 * LLAMA_8B.vocabulary}
     alike = items(LLAMA_8B, QLORA, short)
     assert items(LLAMA_8B, QLORA, replace(short, fused_loss=True)) == {name: size + more.get(name, 0) for name, size in alike.items()}
 
 
 def test_adapters_of_a_4_bit_matrix_keep_no_copies_on_a_card() -> None:
     without = train(gradient_checkpointing=False)
-    on_card = {kind: items(LLAMA_8B, Method(kind=kind), without)[rank_memory.ACTIVATIONS] for kind in ("lora", "qlora")}
+    on_card = {kind: items(LLAMA_8B, Method(kind=kind), without)[ACTIVATIONS] for kind in ("lora", "qlora")}
     # q, k, v share one input instead of three, gate and up one instead of two, and o_proj reads what attention keeps.
     assert on_card["lora"] - on_card["qlora"] == 512 * 32 * 2 * 4 * 4096
-    on_cpu = {kind: items(LLAMA_8B, Method(kind=kind), without, device="cpu")[rank_memory.ACTIVATIONS] for kind in ("lora", "qlora")}
+    on_cpu = {kind: items(LLAMA_8B, Method(kind=kind), without, device="cpu")[ACTIVATIONS] for kind in ("lora", "qlora")}
     assert on_cpu["lora"] == on_cpu["qlora"] == on_card["lora"]
 
 
@@ -196,7 +209,7 @@ def test_rows_of_one_length_need_no_mask() -> None:
     one, packed = items(LLAMA_8B, LORA, train()), items(LLAMA_8B, LORA, train(), masked=True)
     # k and v are repeated for the query heads, and a layer keeps its row of the mask.
     more = 512 * (2 * 2 * (4096 - 1024) + 2 * 512)
-    assert packed[rank_memory.WORKING_SET] - one[rank_memory.WORKING_SET] == more
+    assert packed[WORKING_SET] - one[WORKING_SET] == more
     assert items(LLAMA_8B, LORA, train(), micro_batch=2) == items(LLAMA_8B, LORA, train(), micro_batch=2, masked=True)
 
 
@@ -204,10 +217,10 @@ def test_the_optimizers_step_makes_nothing_on_a_gpu_in_fp16_either() -> None:
     settings = train(seq_len=64)
     half, brain = (items(SMOL, FULL, settings, precision=precision) for precision in ("fp16", "bf16"))
     assert half == brain, "no roots of second moments: the step is fused"
-    assert rank_memory.STEP not in items(SMOL, LORA, settings, precision="fp16")
+    assert STEP not in items(SMOL, LORA, settings, precision="fp16")
 
 
 def test_powersgd_holds_one_more_gradient() -> None:
     plain, compressed = items(SMOL, FULL, train()), items(SMOL, FULL, train(), compress="powersgd")
-    assert compressed == {**plain, rank_memory.REMAINDER: plain[rank_memory.GRADIENTS]}
+    assert compressed == {**plain, rank_memory.REMAINDER: plain[GRADIENTS]}
     assert items(SMOL, FULL, train(), compress="powersgd", world_size=1) == items(SMOL, FULL, train(), world_size=1)

@@ -6,20 +6,19 @@ from typing import Any
 
 import pytest
 
-from homelab.controller.config.recipe import parse_recipe
 from homelab.controller.facts.node import Facts
 from homelab.controller.planning.memory import dry_run, rank_memory, scenario
 from homelab.controller.planning.memory.rank_memory import RankSetup
 from homelab.controller.planning.memory_estimate import MemoryEstimate, MemoryItem
-from homelab.controller.planning.model.architecture import known
 from homelab.controller.planning.render import plan_table
 from homelab.controller.planning.types import Plan, RankPlan
 from homelab.shared.protocol import memory_items
+from homelab.shared.protocol.memory_items import ACTIVATIONS, LOGITS
+from tests import builders
 
-SHAPE = known("TinyLlama/TinyLlama-1.1B-Chat-v1.0")
-assert SHAPE
+SHAPE = builders.architecture("TinyLlama/TinyLlama-1.1B-Chat-v1.0")
 GB = 10**9
-RECIPE = parse_recipe(
+RECIPE = builders.train_recipe(
     {
         "model": {"name": "TinyLlama/TinyLlama-1.1B-Chat-v1.0"}, "data": {"train": "hub:a/b"}, "method": {"kind": "qlora"},
         "train": {"global_batch": 12, "steps": 1, "learning_rate": 1e-4, "seq_len": 1024},
@@ -85,11 +84,12 @@ def test_its_items_replace_the_formulas_and_others_are_scaled() -> None:
     assert moving(own) == pytest.approx(1.25 * moving(made.ranks[0]), rel=1e-3)
     assert moving(other) == pytest.approx(1.25 * moving(made.ranks[1]), rel=1e-3)
     assert own.memory.dry_run.at == "aten.mm.default" and own.memory.dry_run.analytic_bytes < own.memory.dry_run.peak_bytes
+    assert made.ranks[0].memory
     # Context, communicator and what others hold stay as they were.
     for name in (rank_memory.CONTEXT, rank_memory.COMMUNICATOR, memory_items.HELD):
         assert [item for item in own.memory.items if item.name == name] == [
             item for item in made.ranks[0].memory.items if item.name == name
-        ]  # type: ignore[union-attr]
+        ]
     text = plan_table.text(after)
     assert "dry run:" in text and "at op aten.mm.default, analytic" in text and "times 1.25" in text
 
@@ -135,9 +135,7 @@ def test_headroom_is_judged_against_what_is_free() -> None:
 def test_a_measured_item_replaces_its_estimate() -> None:
     assert RECIPE.method and RECIPE.train
     about: dict[str, Any] = {"precision": "bf16", "device": "cuda", "micro_batch": 1, "world_size": 1}
-    items = rank_memory.estimate(
-        SHAPE, RECIPE.method, RECIPE.train, RankSetup(**about, measured={rank_memory.LOGITS: 0, rank_memory.ACTIVATIONS: 10**9})
-    )
+    items = rank_memory.estimate(SHAPE, RECIPE.method, RECIPE.train, RankSetup(**about, measured={LOGITS: 0, ACTIVATIONS: 10**9}))
     found = {item.name: item for item in items}
-    assert rank_memory.LOGITS not in found and found[rank_memory.ACTIVATIONS] == MemoryItem(name=rank_memory.ACTIVATIONS, size_bytes=10**9)
+    assert LOGITS not in found and found[ACTIVATIONS] == MemoryItem(name=ACTIVATIONS, size_bytes=10**9)
     assert found[rank_memory.ALLOCATOR].size_bytes > 0.05 * 10**9

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.memory.rank_memory import RankSetup
 from homelab.controller.planning.model.architecture import from_config
+from homelab.shared.protocol.memory_items import ACTIVATIONS, CASTED_WEIGHTS, LOGITS, WORKING_SET
 from homelab.shared.recipe import Method, Train
 
 ROWS, LENGTH = 2, 256
@@ -119,7 +120,7 @@ def test_activations_as_measured(kind: Any, precision: Any, checkpointing: bool,
     assert architecture is not None
     train = Train(global_batch=8, steps=1, learning_rate=1e-3, seq_len=LENGTH, gradient_checkpointing=checkpointing)
     items = rank_memory.estimate(architecture, Method(kind=kind, rank=8, targets=targets), train, RankSetup(precision, "cpu", ROWS))
-    moving = (rank_memory.CASTED_WEIGHTS, rank_memory.ACTIVATIONS, rank_memory.WORKING_SET, rank_memory.LOGITS)
+    moving = (CASTED_WEIGHTS, ACTIVATIONS, WORKING_SET, LOGITS)
     estimated = sum(item.size_bytes for item in items if item.name in moving)
     real = peak_of_a_step(config, kind, precision, checkpointing, targets)
     print(f"{kind} {precision} checkpointing={checkpointing} {targets} estimated/real {estimated / real:.3f}")

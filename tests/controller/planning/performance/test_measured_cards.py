@@ -46,7 +46,7 @@ def of_guess(part: float, **changes: Any) -> MeasuredCard:
 
 
 def ratio(*rows: MeasuredCard, kind: str = "lora", precision: str = "bf16", card: str = "RTX 5070 Ti") -> float | None:
-    sheet, method = lookup(card), builders.recipe(method={"kind": kind}).method  # type: ignore[union-attr]
+    sheet, method = lookup(card), builders.recipe(method={"kind": kind}).method
     assert sheet is not None
     found = measured_cards.moved(rows, sheet, method, precision)
     return None if found is None else round(found.ratio, 3)

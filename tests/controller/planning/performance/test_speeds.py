@@ -9,7 +9,7 @@ import pytest
 
 from homelab.controller.base.hardware import lookup
 from homelab.controller.checks.evidence import Evidence
-from homelab.controller.config.recipe import Recipe
+from homelab.controller.config.recipe import Recipe, TrainRecipe
 from homelab.controller.planning.machines.machines import Machines
 from homelab.controller.planning.model.architecture import Architecture, from_config, known
 from homelab.controller.planning.speed import roofline, speed_profiles
@@ -57,7 +57,7 @@ def with_file(seen: Evidence, name: str, content: dict[str, Any] | None, problem
 
 def belief(
     seen: Evidence,
-    recipe: Recipe | None = None,
+    recipe: TrainRecipe | None = None,
     *,
     device: str = "cpu",
     precision: str = "fp32",

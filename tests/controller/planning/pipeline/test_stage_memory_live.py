@@ -15,6 +15,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
+import torch.distributed as dist
+
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.memory.rank_memory import RankSetup
 from homelab.controller.planning.model.architecture import from_config
@@ -24,7 +26,6 @@ from homelab.shared.law.stage import Stage
 from homelab.shared.recipe import Method, Train
 from homelab.worker.model.build import load_model
 from homelab.worker.model.pretrained import DTYPES
-from homelab.worker.strategies.pipeline import neighbours
 from homelab.worker.strategies.pipeline.neighbours import Channel, Neighbours
 from homelab.worker.strategies.pipeline.passes import PipelinePasses
 from homelab.worker.strategies.registry import strategy_of
@@ -211,8 +212,8 @@ def test_a_stage_holds_what_is_planned(case: Case, folder: Callable[[int], Path]
         tensor.normal_()
         return Done()
 
-    monkeypatch.setattr(neighbours.dist, "irecv", arrives)
-    monkeypatch.setattr(neighbours.dist, "isend", lambda *_args, **_kwargs: Done())
+    monkeypatch.setattr(dist, "irecv", arrives)
+    monkeypatch.setattr(dist, "isend", lambda *_args, **_kwargs: Done())
     items = planned_items(case)
     held = held_bytes(case, folder(case.vocabulary), tmp_path)
     planned = sum(items.values())

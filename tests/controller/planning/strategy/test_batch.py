@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from homelab.controller.config.recipe import Recipe, parse_recipe
+from homelab.controller.config.recipe import Recipe, TrainRecipe, parse_recipe
 from homelab.controller.planning.alternatives import global_batch
 from homelab.controller.planning.types import Plan
 from tests import builders
@@ -14,7 +14,7 @@ from tests.controller.planning.performance.test_speeds import file, with_file
 NAMES = healthy.NAMES
 
 
-def recipe(**train: Any) -> Recipe:
+def recipe(**train: Any) -> TrainRecipe:
     return healthy.recipe(train={"global_batch": 12, "steps": 100, "warmup_steps": 10, "learning_rate": 1e-3, "precision": "fp32", **train})
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from homelab.controller.planning.machines import machines
-from homelab.controller.planning.model.architecture import known
 from homelab.controller.planning.strategy import registry
 from homelab.controller.planning.strategy.ddp import Ddp
 from homelab.controller.planning.time import network_cost
@@ -15,8 +14,8 @@ from homelab.shared.recipe import Method
 from tests import builders
 from tests.builders import NAMES
 
-LLAMA_8B = known("meta-llama/Llama-3.1-8B")
-LLAMA_7B = known("meta-llama/Llama-2-7b-hf")
+LLAMA_8B = builders.architecture("meta-llama/Llama-3.1-8B")
+LLAMA_7B = builders.architecture("meta-llama/Llama-2-7b-hf")
 assert LLAMA_8B and LLAMA_7B
 LORA, QLORA, FULL = Method(kind="lora"), Method(kind="qlora"), Method(kind="full")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from tests.controller.planning.test_plan import make
 MODEL = "HuggingFaceTB/SmolLM2-1.7B"
 
 
-def job_of(cards_gb: list[list[float]], *, precision: str = "bf16", strategy: str = "auto", **tables: Any) -> Job:
+def job_of(cards_gb: Sequence[Sequence[float]], *, precision: str = "bf16", strategy: str = "auto", **tables: Any) -> Job:
     """A full training of 1.7B on machines with these cards, each given in GB of memory."""
     names = NAMES[: len(cards_gb)]
     nodes = {

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homelab.controller.base.errors import InputError
-from homelab.controller.config.recipe import Recipe
+from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.planning.machines.machines import Machines
 from homelab.controller.planning.speed.dataset_size import Rows
 from homelab.controller.planning.strategy.shares import decide, node_shares, split
@@ -132,13 +132,13 @@ def test_an_absent_nodes_samples_go_to_the_others() -> None:
         node_shares(16, table, there)
 
 
-def recipe(shares: Any, batch: int = 12) -> Recipe:
+def recipe(shares: Any, batch: int = 12) -> TrainRecipe:
     return healthy.recipe(train={"global_batch": batch, "steps": 1, "learning_rate": 1e-4, "seq_len": 100}, parallel={"shares": shares})
 
 
 def belief(**weights: float) -> SpeedEstimate:
     """Relative speeds alone, one rank per node."""
-    per_rank = {name: (weight,) for name, weight in weights.items()}
+    per_rank: dict[str, tuple[float, ...]] = {name: (weight,) for name, weight in weights.items()}
     return SpeedEstimate(per_rank, None, dict.fromkeys(weights, "owner"), Choice(subject="speeds", value="", because=""), {})
 
 
@@ -146,7 +146,7 @@ ROWS = Rows(100, 50.0, False, "a guess")
 
 
 def decided(
-    recipe: Recipe, speeds: SpeedEstimate, rows: Rows, device: str, absent: tuple[str, ...] = ()
+    recipe: TrainRecipe, speeds: SpeedEstimate, rows: Rows, device: str, absent: tuple[str, ...] = ()
 ) -> tuple[tuple[int, ...], tuple[Choice, ...]]:
     return decide(recipe, Workload(speeds, rows, None), Machines(device, (), {}, absent=absent))
 
@@ -163,7 +163,7 @@ def test_decide() -> None:
 
 def test_auto_with_known_speeds_is_what_the_worker_will_do() -> None:
     """A fixed cost per step counts: the laptop needs as long for its optimizer as for four rows."""
-    speeds = {"tower": (Speed(0.0, 0.0, 0.01),), "laptop": (Speed(2.0, 0.0, 0.01),)}
+    speeds: dict[str, tuple[Speed, ...]] = {"tower": (Speed(0.0, 0.0, 0.01),), "laptop": (Speed(2.0, 0.0, 0.01),)}
     known = replace(belief(tower=1, laptop=1), speeds=speeds)
     assert decided(recipe("auto"), known, ROWS, "cpu")[0] == (8, 4)
     assert decided(recipe("auto"), known, ROWS, "cpu") == decided(recipe("auto"), known, ROWS, "cpu")
@@ -177,7 +177,7 @@ def test_auto_with_known_speeds_is_what_the_worker_will_do() -> None:
 def test_expected_shares_sum_to_the_batch_and_everyone_works(
     token_s: list[float], step_s: float, extra: int, mean: float, micro_batch: Any
 ) -> None:
-    speeds = {f"n{index}": (Speed(step_s * index, 0.01, cost),) for index, cost in enumerate(token_s)}
+    speeds: dict[str, tuple[Speed, ...]] = {f"n{index}": (Speed(step_s * index, 0.01, cost),) for index, cost in enumerate(token_s)}
     known = replace(belief(**dict.fromkeys(speeds, 1.0)), speeds=speeds)
     wanted = healthy.recipe(
         train={"global_batch": len(token_s) + extra, "steps": 1, "learning_rate": 1e-4, "seq_len": 100},
