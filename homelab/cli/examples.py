@@ -4,6 +4,8 @@ from __future__ import annotations
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "init": ("homelab init", "homelab init tower me@laptop:2222"),
+    "data": ("homelab data chats.jsonl --rows 3",),
+    "new": ("homelab new chats.jsonl", "homelab new chats.jsonl --model Qwen/Qwen3-4B"),
     "setup": ("homelab setup", "homelab setup --recipe recipes/llama7b-lora.toml tower laptop"),
     "wake": ("homelab wake", "homelab wake tower"),
     "preflight": ("homelab preflight recipes/llama7b-lora.toml --fix", "homelab preflight --only network --watch"),

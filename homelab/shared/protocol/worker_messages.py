@@ -41,6 +41,13 @@ class BadRow(Message):
     hint: ShownWords = ""
 
 
+class RowPreview(Message):
+    """A row as the model will read it, from `where`. `texts` are in turn read only and learned; the first may be empty."""
+
+    where: ShownWords
+    texts: Annotated[tuple[ShownWords, ...], Longest(100)]
+
+
 class FileSample(Message):
     """One data file. `unread` says why nothing of it was read; `whole`: all its rows were, not only its beginning.
 
@@ -49,7 +56,8 @@ class FileSample(Message):
     of them is at `mute_at`), `kept_tokens` is the sum of what is left of them. `longest_tokens` is the longest of all rows of the file,
     estimated from its size where it is too long to be tokenized; its place is `longest_at`. `largest_id` is the largest token id
     of the rows that were tokenized. `revision` is the commit of a data set of the hub.
-    `read_as` is the form in words, `unused` says what of the rows nobody reads.
+    `read_as` is the form in words, `unused` says what of the rows nobody reads. `sum_tokens` are the tokens of the rows that were tokenized, `loss_tokens`
+    those of them that are learned; `previews` some rows, if they were asked for.
     """
 
     revision: Annotated[str, Matches("^([0-9a-f]{40})?$")] = ""
@@ -71,6 +79,9 @@ class FileSample(Message):
     median_tokens: Count = 0
     kept_tokens: Count = 0
     largest_id: Count = 0
+    sum_tokens: Count = 0
+    loss_tokens: Count = 0
+    previews: Annotated[tuple[RowPreview, ...], Longest(100)] = ()
 
 
 class SampleResult(Message):

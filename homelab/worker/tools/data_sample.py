@@ -2,7 +2,7 @@
 without a model and without torch. Reads one JSON object from standard input:
 
     {"files": {"train": {"path": file that may be changed, "shown": its name for people, "whole": true, "longest": []}},
-     "data": [data of the recipe], "seq_len": 1024, "model": folder of the tokenizer or null, "revision": null,
+     "data": [data of the recipe], "seq_len": 1024, "model": folder of the tokenizer or null, "revision": null, "previews": 0,
      "moment": the time that a chat template is told, UTC, ISO 8601}
 
 `longest` has rows from behind the part that lies in `path` (`homelab.shared.protocol.data_rows.longest_after`). A file may be {"hub": {"path", "config",
@@ -14,7 +14,9 @@ and prints {"tokenizer": null or {"where", "message", "hint"}, "files": {"train"
 
 from __future__ import annotations
 
+import contextlib
 import heapq
+import itertools
 import json
 import os
 import re
@@ -44,6 +46,7 @@ MOST_LONGEST = 3  # rows that are tokenized because they are the longest
 _LONGEST_CHARACTERS = 5_000_000  # of such a row
 _LONGEST_S = 10.0
 _NO_LIMIT = 1 << 30
+_TEXT_CHARACTERS, _MOST_TEXTS = 1500, 100  # of a row that is shown
 
 
 def look(question: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
@@ -51,7 +54,30 @@ def look(question: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     files = {}
     for role, file in question["files"].items():
         files[role] = _look_into(file, question["data"], int(question["seq_len"]), tokenizer)
+        if files[role].get("sum_tokens") and question.get("previews"):
+            files[role]["previews"] = _previews(file, question, tokenizer)
     return files
+
+
+def _previews(file: dict[str, Any], question: dict[str, Any], tokenizer: Any) -> list[dict[str, Any]]:
+    """The first rows as the model will read them, with what is learned."""
+    rows = hub.first_rows(file["hub"], MOST_ROWS)[0] if file.get("hub") else read_rows(Path(file["path"]), [])
+    form = samples.form_of(rows[0], question["data"])
+    renderer = Renderer(tokenizer, question["data"])
+    shown = []
+    for row in rows[: int(question["previews"])]:
+        with contextlib.suppress(WorkerError):  # a row that is refused is reported elsewhere
+            text = renderer.render(row, form)
+            edges = [0, *(edge for span in text.spans for edge in span), len(text.text)]
+            where = row.where.replace(file.get("path") or file["shown"], file["shown"])
+            shown.append(
+                {"where": where, "texts": [_short(text.text[start:end]) for start, end in itertools.pairwise(edges)][:_MOST_TEXTS]}
+            )
+    return shown
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _TEXT_CHARACTERS else f"{text[: _TEXT_CHARACTERS // 2]} [...] {text[-_TEXT_CHARACTERS // 2 :]}"
 
 
 def _look_into(file: dict[str, Any], settings: dict[str, Any], seq_len: int, tokenizer: Any) -> dict[str, Any]:
@@ -152,6 +178,8 @@ def _of_rows(
         "largest_id": max(max(row.tokens) for row in encoded),
         "median_tokens": round(statistics.median(lengths)),
         "kept_tokens": sum(min(length, seq_len) for length in lengths),
+        "sum_tokens": sum(lengths),
+        "loss_tokens": sum(row.loss_tokens for row in encoded),
         "rows_mute": len(mute),
         "mute_at": where[mute[0].sources[0]] if mute else "",
         "_tokens_per_character": sum(lengths) / max(1, sum(_size(row) for row in sampled)),

@@ -27,19 +27,21 @@ SENT_BYTES = 4 << 20  # of a file that lies on this machine: 35 ms on 1 Gbit/s
 _KEPT_S, _LOOK_S = 20.0, 150.0
 
 
-def look(fleet: Fleet, evidence: Evidence, recipe: Recipe, material: list[RecipeInput]) -> SampleResult | None:
+def look(fleet: Fleet, evidence: Evidence, recipe: Recipe, material: list[RecipeInput], previews: int = 0) -> SampleResult | None:
     """What is in the recipe's data. None where there is nothing to look at: a [script].
 
     One node looks that has the model and the packages for it; without such a node, rows are read and not counted in tokens. Raises
     nothing: who could not look is `refused`. The second look at the same files is answered from what the node has kept; the hub is asked
-    every time, and says which revision there is.
+    every time, and says which revision there is. `previews`: so many rows are shown as the model will read them.
     """
     items = {item.role: item for item in material if item.role in ("train", "eval")}
     if not isinstance(recipe, TrainRecipe) or not items or not evidence.facts:
         return None
     node, folder = _place(evidence, items)
     try:
-        request, body = _question(evidence, recipe, items, node, folder)
+        request, body = question(evidence, recipe, items, node, folder)
+        if previews:
+            request |= {"previews": previews, "key": hashlib.sha256(f"{request['key']} {previews}".encode()).hexdigest()}
         if not request["files"]:
             return None  # they have to lie on the nodes, and do not
         agent = fleet.agent(node)
@@ -78,7 +80,7 @@ def _place(evidence: Evidence, items: dict[str, RecipeInput]) -> tuple[str, str 
     return names[0], None
 
 
-def _question(
+def question(
     evidence: Evidence, recipe: TrainRecipe, items: dict[str, RecipeInput], node: str, folder: str | None
 ) -> tuple[dict[str, Any], bytes]:
     """The request and its body. Its key names all that the answer depends on: a file's name says how it is read, and the answer names

@@ -114,9 +114,15 @@ def duration(seconds: float, digits: int = 3) -> str:
     """Seconds as people say them: 40 ms, 1.3 s, 12 min, 3.4 h, 2.1 days, 7 years."""
     for limit, scale, unit in ((1, 0.001, "ms"), (120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
         if seconds < limit:
-            return f"{seconds / scale:.{digits}g} {unit}"
+            return f"{_rounded(seconds / scale, digits)} {unit}"
     days = seconds / 86_400
-    return f"{days:.{digits}g} days" if days < 730 else f"{days / 365.25:,.0f} years"
+    return f"{_rounded(days, digits)} days" if days < 730 else f"{days / 365.25:,.0f} years"
+
+
+def _rounded(value: float, digits: int) -> str:
+    """So many digits, and never an exponent."""
+    text = f"{value:.{digits}g}"
+    return f"{float(text):.0f}" if "e" in text and value >= 1 else text
 
 
 def rate(tokens_per_s: float) -> str:

@@ -1,0 +1,111 @@
+"""`homelab new`: write the recipe for a data file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from homelab.cli import common, terminal
+
+if TYPE_CHECKING:
+    from homelab.controller.config.cluster import Cluster
+    from homelab.controller.features.new.new_recipe import NewRecipe
+
+
+def command(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="The rows: a file, or hub:org/name.", show_default=False)] = "",
+    model: Annotated[
+        str, typer.Option("--model", "-m", help="The base model: org/name, or a folder that is on every node.", show_default=False)
+    ] = "",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The recipe to write. Default: the data's name with .toml.", show_default=False)
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Ask no node: believe cluster.toml.")] = False,
+    cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
+    as_json: common.JsonOption = False,
+) -> int:
+    """Look at the data, the machines and the model, and write a recipe with the reason of each value. Run again, it keeps your edits."""
+    from homelab.controller.features.new import new_recipe
+
+    data, model = _asked_for(data, model, yes)
+    wish = new_recipe.Wish(data, model, output or Path(_name(data)), offline)
+    with common.progress(as_json) as say:
+        made = new_recipe.make(wish, _cluster(cluster), say)
+    if as_json:
+        common.print_json(_document(made, wish.output))
+    else:
+        _print(made, wish.output, common.same_options(cluster))
+    return 0 if made.chosen.fits else 1
+
+
+def _asked_for(data: str, model: str, yes: bool) -> tuple[str, str]:
+    """The two things that nobody else can know; what is left open is asked for, and may stay open for the model."""
+    from homelab.cli.questions import asked
+    from homelab.controller.base.hint import Hint, homelab
+
+    hint = Hint("{}", homelab("new DATA --model org/name"))
+    if not data:
+        data = asked(lambda: str(typer.prompt("which rows? a file, or hub:org/name", err=True)), "for the data", "homelab new", hint)
+        if not model and not yes:
+            question = "which model? org/name, or a folder (nothing: homelab chooses)"
+            model = asked(
+                lambda: str(typer.prompt(question, default="", show_default=False, err=True)), "for the model", "homelab new", hint
+            )
+    return data, model
+
+
+def _name(data: str) -> str:
+    return f"{Path(data.removeprefix('hub:')).stem}.toml"
+
+
+def _cluster(path: Path) -> Cluster | None:
+    """The cluster; None without a file, or with the example that homelab ships."""
+    from homelab.controller.config.example import is_example
+
+    return None if not path.exists() or is_example(path.read_bytes()) else common.described_cluster(path)
+
+
+def _print(made: NewRecipe, file: Path, options: str) -> None:
+    from homelab.cli import row_preview
+    from homelab.controller.base.shell import file_word
+    from homelab.controller.planning import verdict
+    from homelab.controller.planning.render import answer
+
+    chosen = made.chosen
+    how = {"lora": "as adapters", "qlora": "as adapters on a base in 4 bits", "full": "with all its weights"}[chosen.recipe.method.kind]
+    wrote = "Wrote" if made.is_changed else "Nothing to change in"
+    terminal.echo(f"{wrote} {file}: {chosen.recipe.model.name} learns {made.rows.count} rows {how}.")
+    if chosen.plan is not None:
+        judged = verdict.of(chosen.plan, chosen.recipe, inputs=made.seen.inputs)
+        terminal.echo(answer.of(chosen.plan, judged))
+        if not judged.runs:
+            terminal.echo(f"First: {judged.edit}")
+    elif chosen.error is not None:
+        terminal.echo(f"It cannot run: {chosen.error.message}\nFirst: {chosen.error.hint}")
+    if made.seen.file is not None and made.seen.file.previews:
+        terminal.echo()
+        row_preview.show(made.seen.file)
+        terminal.echo()
+    for one in made.text.kept:
+        terminal.echo(f"yours: {one.place} stays as you wrote it; homelab would take {one.value}: {one.reason}")
+    for note in made.seen.notes:
+        terminal.echo(f"note: {note}")
+    word = file_word(str(file))
+    following = f"{'launch' if chosen.fits else 'plan'} {word}" if made.seen.has_cluster else "init"
+    terminal.echo(f"Next: homelab {following}{options}")
+
+
+def _document(made: NewRecipe, file: Path) -> dict[str, object]:
+    """{"file", "written", "fits", "hours", "decisions": [{"key", "value", "reason"}], "kept": [key, ...], "rows": {...}, "notes": [...]}."""
+    from dataclasses import asdict
+
+    chosen = made.chosen
+    return {
+        "file": str(file), "written": made.is_changed, "fits": chosen.fits, "hours": chosen.hours,
+        "decisions": [{"key": one.place, "value": one.value, "reason": one.reason} for one in chosen.decisions],
+        "kept": [one.place for one in made.text.kept], "rows": asdict(made.rows),
+        "error": chosen.error.as_dict() if chosen.error else None, "notes": list(made.seen.notes),
+    }  # fmt: skip

@@ -1,0 +1,144 @@
+"""A look at the rows of a data file on this machine: for a recipe that is not written yet, where no node can be asked."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from homelab.controller.attempt import data_files, inputs
+from homelab.controller.attempt.inputs import RecipeInput
+from homelab.controller.base.errors import InputError
+from homelab.controller.base.hint import Hint, homelab
+from homelab.controller.config.recipe import TrainRecipe, parse_recipe
+from homelab.controller.facts.reading import read
+from homelab.controller.features.preflight.data_sample import SENT_BYTES
+from homelab.shared.protocol import hub_cache
+from homelab.shared.protocol.data_rows import beginning, longest_after
+from homelab.shared.protocol.file_kind import SUFFIXES
+from homelab.shared.protocol.worker_messages import FileSample, SampleResult
+from homelab.shared.recipe import Model
+
+_LIMIT_S = 150.0
+HERE = "this machine"
+_ANY_LENGTH = 1_048_576
+_NO_MODEL = "no/model"
+
+
+def refuse_no_file(data: str) -> None:
+    """Raises InputError for data that is neither a file of this machine nor a data set of the hub."""
+    path = Path(data).expanduser()
+    if data.startswith("hub:") or path.is_file():
+        return
+    try:
+        folder = path if path.is_dir() else path.parent
+        files = sorted(str(file) for file in folder.iterdir() if file.suffix in SUFFIXES and file.is_file())
+    except OSError:
+        files = []
+    if path.is_dir():
+        hint = (
+            Hint("name one of its files: {}", homelab("new", files[0]))
+            if files
+            else f"put a data file into it ({', '.join(SUFFIXES)}), and name it"
+        )
+        raise InputError("this is a folder, and the rows of a training are one file", where=data, hint=hint)
+    near = difflib.get_close_matches(str(path), files, n=1) or files[:1]
+    otherwise = "a data set of the hub is named hub:org/name"
+    raise InputError(
+        "there is no such file", where=data, hint=Hint("did you mean {}? Otherwise: {}", near[0], otherwise) if near else otherwise
+    )
+
+
+def refuse_bad_rows(file: FileSample | None) -> None:
+    """Raises InputError for the first row that no training can read."""
+    if file is not None and file.rows_bad:
+        bad = file.rows_bad[0]
+        raise InputError(bad.message, where=bad.where, hint=bad.hint)
+
+
+def draft(place: str, model: str) -> TrainRecipe:
+    """A recipe of this data that is good enough to look at the data with: nothing in it is cut."""
+    recipe = parse_recipe(
+        {
+            "model": {"name": model},
+            "data": {"train": place},
+            "method": {"kind": "lora"},
+            "train": {"global_batch": 1, "epochs": 1, "learning_rate": 1e-4, "seq_len": _ANY_LENGTH},
+        }
+    )
+    assert isinstance(recipe, TrainRecipe)
+    return recipe
+
+
+def of_file(path: Path, model: str, previews: int) -> SampleResult:
+    """What is in a data file of this machine. Raises InputError for a file that no training can read."""
+    refuse_no_file(str(path))
+    recipe = draft(path.name, model or _NO_MODEL)
+    items = inputs.of_recipe(recipe, path)
+    fault = data_files.fault(items)
+    if fault is not None:
+        raise fault
+    sample = here(recipe, items, previews)
+    if sample.refused:
+        raise InputError(sample.refused, where=str(path), hint=homelab("data FILE --model FOLDER"))
+    refuse_bad_rows(sample.files.get("train"))
+    return sample
+
+
+def here(recipe: TrainRecipe, items: Sequence[RecipeInput], previews: int) -> SampleResult:
+    """What is in the data files of a recipe that lie on this machine. Raises nothing: why nothing was seen is `refused`.
+
+    Tokens are counted if the model's tokenizer and the library for it are here.
+    """
+    with tempfile.TemporaryDirectory(prefix="homelab-look-") as folder:
+        files = {}
+        for item in items:
+            if item.local is None:
+                continue
+            rows, is_whole = beginning(str(item.local), SENT_BYTES)
+            copy = None
+            if rows is not None:
+                copy = Path(folder, item.role, item.local.name)  # the look takes unreadable lines out of it
+                copy.parent.mkdir()
+                copy.write_bytes(rows)
+            longest = [] if is_whole or rows is None else longest_after(str(item.local), len(rows))
+            files[item.role] = {"path": copy and str(copy), "shown": str(item.local), "whole": is_whole, "longest": longest}
+        question = {
+            "files": files,
+            "data": asdict(recipe.data),
+            "seq_len": recipe.train.seq_len,
+            "model": _tokenizer(recipe.model),
+            "revision": None,
+            "previews": previews,
+        }
+        return _asked(question)
+
+
+def _tokenizer(model: Model) -> str | None:
+    """The model's folder on this machine; None without one, or without the library that reads it."""
+    if importlib.util.find_spec("transformers") is None:
+        return None
+    folder = str(Path(model.name).expanduser()) if model.is_folder else hub_cache.snapshot(model.name, model.revision)
+    return folder if folder and any(Path(folder, name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")) else None
+
+
+def _asked(question: dict[str, object]) -> SampleResult:
+    command = [sys.executable, "-m", "homelab.worker.tools.data_sample"]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(question), capture_output=True, text=True, timeout=_LIMIT_S, errors="replace", env=dict(os.environ)
+        )
+        answer = json.loads((done.stdout.strip().splitlines() or [""])[-1])
+    except subprocess.TimeoutExpired:
+        return SampleResult(node=HERE, refused=f"the look into the data did not end within {_LIMIT_S:.0f} s")
+    except ValueError:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return SampleResult(node=HERE, refused=f"the look into the data failed: {last[:500]}")
+    return read(SampleResult, {**answer, "node": HERE})

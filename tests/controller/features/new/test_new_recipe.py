@@ -1,0 +1,189 @@
+"""`homelab new` from the rows to the file, without a node: every form of data, model and cluster gives a recipe that fits, or says why not."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homelab.controller.base.errors import InputError
+from homelab.controller.config.cluster import Cluster, Gpu, Node
+from homelab.controller.config.load import load_recipe
+from homelab.controller.features.new import data_look, new_recipe
+from homelab.controller.features.new.new_recipe import Wish
+from tests.builders import address_of
+
+MODEL = os.environ.get("HOMELAB_MODEL", "")
+needs_model = pytest.mark.skipif(not MODEL, reason="HOMELAB_MODEL names no model")
+WORDS = "the quick brown fox jumps over the lazy dog and then goes home to sleep until the morning comes"
+CHINESE = "\u6211\u4eec\u7684\u5bb6\u91cc\u6709\u4e09\u53f0\u7535\u8111\uff0c\u5b83\u4eec\u4e00\u8d77\u8bad\u7ec3"
+
+
+def no_say(text: str) -> None:
+    """Nobody listens."""
+
+
+def chat(question: str, answer: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+def tools(number: int) -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": "look", "arguments": {"at": number}}}
+    turns = [{"role": "user", "content": "look"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    return {"messages": [*turns, {"role": "tool", "content": "seen"}, {"role": "assistant", "content": "I have seen it."}]}
+
+
+def rows(count: int, row: Callable[[int], dict[str, Any]]) -> Iterable[str]:
+    return (json.dumps(row(number)) for number in range(count))
+
+
+# name -> (file, its lines): forms and sizes
+DATA: dict[str, tuple[str, Iterable[str]]] = {
+    "chats": ("chats.jsonl", rows(400, lambda n: chat(f"{WORDS} {n}?", f"{n} {WORDS}"))),
+    "three rows": ("three.jsonl", rows(3, lambda n: chat(f"{n}?", WORDS))),
+    "one long row": ("long.jsonl", rows(50, lambda n: chat("Tell", WORDS * (80 if n == 7 else 1)))),
+    "ShareGPT": ("share.jsonl", rows(90, lambda n: {"conversations": [{"from": "human", "value": f"{n}?"}, {"from": "gpt", "value": WORDS}]})),
+    "Alpaca": ("alpaca.jsonl", rows(1200, lambda n: {"instruction": f"{n}?", "input": "", "output": WORDS})),
+    "pairs": ("pairs.jsonl", rows(700, lambda n: {"prompt": f"{n}:", "completion": WORDS})),
+    "text": ("text.jsonl", rows(300, lambda n: {"text": f"{n} {WORDS}"})),
+    "tool calls": ("tools.jsonl", rows(60, tools)),
+    "forty columns": ("wide.jsonl", rows(40, lambda n: {"question": f"{n}?", "answer": WORDS} | {f"about_{i}": i for i in range(38)})),
+    "no spaces": ("chinese.jsonl", rows(150, lambda n: chat(f"{CHINESE}{n}", CHINESE * 4))),
+    "paragraphs": ("story.txt", (f"{number} {WORDS}\n" for number in range(80))),
+    "table": ("table.csv", ()),
+}  # fmt: skip
+MODELS = (
+    "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "Qwen/Qwen3-0.6B",
+    "meta-llama/Llama-3.2-3B-Instruct",
+    "Qwen/Qwen3-8B",
+    "google/gemma-2-2b-it",
+)
+
+
+def machine(name: str, *cards: tuple[str, float]) -> Node:
+    return Node(name=name, host=address_of(name), gpus=tuple(Gpu(model=model, vram_gb=size) for model, size in cards))
+
+
+CLUSTERS = {
+    "one small card": Cluster(nodes=(machine("mini", ("RTX 4060", 8.0)),)),
+    "three unequal cards": Cluster(nodes=(machine("tower", ("RTX 3090", 24.0)), machine("laptop", ("RTX 3060", 12.0)), machine("old", ("RTX 3070", 8.0)))),
+    "two equal cards": Cluster(nodes=(machine("a", ("RTX 4090", 24.0)), machine("b", ("RTX 4090", 24.0)))),
+    "five machines": Cluster(nodes=tuple(machine(f"n{number}", ("RTX 3080", 10.0)) for number in range(5))),
+}  # fmt: skip
+
+
+def write(folder: Path, name: str) -> Path:
+    file, lines = DATA[name]
+    path = folder / file
+    if name == "table":
+        with path.open("w", newline="") as stream:
+            writer = csv.writer(stream)
+            writer.writerows([("prompt", "completion"), *((f"{number}, or?", WORDS) for number in range(200))])
+    else:
+        path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_every_form_of_data_fits_every_model_on_every_cluster(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path, name)
+    DATA[name] = (DATA[name][0], path.read_text().splitlines())
+    first = new_recipe.make(Wish(str(path), MODELS[0], tmp_path / "r.toml", offline=True), CLUSTERS["one small card"], no_say)
+    for model in MODELS:
+        for kind, cluster in CLUSTERS.items():
+            wish = Wish(str(path), model, tmp_path / "other.toml", offline=True)
+            seen = new_recipe.with_model(first.seen.on(cluster), model, wish)
+            chosen = new_recipe.choose(wish, model, seen, first.rows)
+            assert chosen.fits, (model, kind, chosen.error)
+            assert chosen.recipe.train.seq_len >= first.rows.longest or "cut" in str([one.reason for one in chosen.decisions])
+    assert load_recipe(tmp_path / "r.toml") == first.chosen.recipe
+    again = new_recipe.make(Wish(str(path), MODELS[0], tmp_path / "r.toml", offline=True), CLUSTERS["one small card"], no_say)
+    assert not again.is_changed
+
+
+def test_the_base_is_held_in_4_bits_only_if_that_helps(tmp_path: Path) -> None:
+    path = write(tmp_path, "chats")
+    kinds = {
+        (model, kind): new_recipe.make(Wish(str(path), model, tmp_path / f"{number}{kind[:3]}.toml", offline=True), CLUSTERS[kind], no_say).chosen.recipe.method.kind
+        for number, model in enumerate(("Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B")) for kind in ("one small card", "two equal cards")
+    }  # fmt: skip
+    assert kinds == {
+        ("Qwen/Qwen3-0.6B", "one small card"): "lora", ("Qwen/Qwen3-0.6B", "two equal cards"): "lora",
+        ("Qwen/Qwen3-8B", "one small card"): "qlora", ("Qwen/Qwen3-8B", "two equal cards"): "lora",
+    }  # fmt: skip
+
+
+def test_a_model_that_has_no_room_is_written_and_said(tmp_path: Path) -> None:
+    path = write(tmp_path, "chats")
+    made = new_recipe.make(Wish(str(path), "Qwen/Qwen3-32B", tmp_path / "r.toml", offline=True), CLUSTERS["one small card"], no_say)
+    assert not made.chosen.fits and (tmp_path / "r.toml").is_file()
+
+
+def test_without_a_model_the_largest_that_fits_is_proposed(tmp_path: Path) -> None:
+    path = write(tmp_path, "chats")
+    names = {
+        kind: new_recipe.make(Wish(str(path), "", tmp_path / f"{kind[:3]}.toml", offline=True), cluster, no_say).chosen.recipe.model.name
+        for kind, cluster in CLUSTERS.items()
+    }
+    sizes = [new_recipe.PROPOSED.index(names[kind]) for kind in ("two equal cards", "one small card")]
+    assert sizes[0] < sizes[1]
+
+
+def test_no_cluster_is_one_card_and_said(tmp_path: Path) -> None:
+    made = new_recipe.make(Wish(str(write(tmp_path, "chats")), MODELS[1], tmp_path / "r.toml"), None, no_say)
+    assert not made.seen.has_cluster and "homelab init" in made.seen.notes[0] and made.chosen.fits
+
+
+def test_a_file_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
+    mine = tmp_path / "r.toml"
+    mine.write_text("[model]\nname = 'a/b'\n")
+    with pytest.raises(InputError, match="has not written it"):
+        new_recipe.make(Wish(str(write(tmp_path, "chats")), MODELS[1], mine), None, no_say)
+    assert mine.read_text() == "[model]\nname = 'a/b'\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("", "empty"), ("nonsense\n", "no JSON object"), ('{"chosen": "a", "rejected": "b"}\n', "preference"), ('{"a": 1}\n', "the row has")],
+)
+def test_rows_that_no_training_reads_are_refused_and_nothing_is_written(content: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(content)
+    with pytest.raises(InputError) as caught:
+        new_recipe.make(Wish(str(path), MODELS[1], tmp_path / "r.toml"), None, no_say)
+    assert said in str(caught.value), caught.value
+    assert caught.value.hint and not (tmp_path / "r.toml").exists()
+
+
+def test_a_folder_and_a_file_that_is_not_there_name_what_is(tmp_path: Path) -> None:
+    write(tmp_path, "chats")
+    for wrong in (tmp_path, tmp_path / "chat.jsonl", tmp_path / "none" / "x.jsonl"):
+        with pytest.raises(InputError) as caught:
+            new_recipe.make(Wish(str(wrong), MODELS[1], tmp_path / "r.toml"), None, no_say)
+        assert "chats.jsonl" in str(caught.value.hint) or "hub:org/name" in str(caught.value.hint)
+
+
+@needs_model
+def test_with_the_tokenizer_here_tokens_are_counted_and_rows_shown_as_they_are_learned(tmp_path: Path) -> None:
+    made = new_recipe.make(Wish(str(write(tmp_path, "chats")), MODEL, tmp_path / "r.toml"), None, no_say)
+    assert made.rows.is_counted and made.seen.file is not None
+    preview = made.seen.file.previews[0]
+    assert len(made.seen.file.previews) == 3 and preview.where.endswith("chats.jsonl, line 1")
+    assert "user" in preview.texts[0] and preview.texts[1].strip().startswith("0 the quick")
+    wide = new_recipe.make(Wish(str(write(tmp_path, "text")), MODEL, tmp_path / "t.toml"), None, no_say)
+    assert wide.seen.file is not None and wide.seen.file.previews[0].texts[1].startswith("0 the quick")
+
+
+@needs_model
+def test_homelab_data_says_what_is_learned(tmp_path: Path) -> None:
+    file = data_look.of_file(write(tmp_path, "Alpaca"), MODEL, 2).files["train"]
+    assert file.rows_read == 1200 and file.read_as.startswith("Alpaca") and len(file.previews) == 2
+    assert 0 < file.loss_tokens < file.sum_tokens
+    without = data_look.of_file(write(tmp_path, "Alpaca"), "", 2).files["train"]
+    assert without.rows_read == 1200 and not without.previews

@@ -1,0 +1,70 @@
+"""The file that `homelab new` writes, and writes again."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+
+from homelab.controller.base.errors import InputError
+from homelab.controller.features.new import recipe_text
+from homelab.controller.features.new.decisions import Decision
+
+HEAD = ["`homelab new` wrote this: a sentence."]
+
+
+def decided(rate: float = 1e-3, *more: Decision) -> tuple[Decision, ...]:
+    return (
+        Decision("model", "name", 'a/"b', "as you asked"), Decision("train", "learning_rate", rate, f"the rate {rate}"),
+        Decision("train", "keep_best", True, "why not"), *more,
+    )  # fmt: skip
+
+
+def test_each_value_stands_with_its_reason() -> None:
+    text = recipe_text.fresh(HEAD, decided()).text
+    assert tomllib.loads(text) == {"model": {"name": 'a/"b'}, "train": {"learning_rate": 0.001, "keep_best": True}}
+    assert "learning_rate = 0.001  # the rate 0.001\nkeep_best = true       # why not" in text
+
+
+def test_nothing_changes_without_a_new_decision() -> None:
+    text = recipe_text.fresh(HEAD, decided()).text
+    assert recipe_text.again(text, HEAD, decided(), "r.toml") == recipe_text.RecipeText(text)
+
+
+def test_what_nobody_has_edited_follows_the_decision() -> None:
+    text = recipe_text.again(recipe_text.fresh(HEAD, decided()).text, ["`homelab new` wrote this: another."], decided(2e-3), "r.toml")
+    assert text == recipe_text.fresh(["`homelab new` wrote this: another."], decided(2e-3))
+
+
+def test_an_edit_stays_with_its_comment_and_so_does_what_was_added() -> None:
+    text = recipe_text.fresh(HEAD, decided()).text
+    edited = text.replace(
+        "learning_rate = 0.001  # the rate 0.001", "# mine\nlearning_rate = 5e-4 # slow\nseed = 7\n\n[recovery]\nauto = false\n\n[train]", 1
+    )
+    edited = edited.replace("\n\n[train]\nkeep_best = true       # why not", "", 1)
+    again = recipe_text.again(edited, HEAD, decided(2e-3), "r.toml")
+    assert "# mine\nlearning_rate = 5e-4 # slow\nseed = 7" in again.text and "auto = false" in again.text
+    assert [one.place for one in again.kept] == ["train.learning_rate", "train.keep_best"]  # the second was taken out
+    twice = recipe_text.again(again.text, HEAD, decided(2e-3), "r.toml")
+    assert "learning_rate = 5e-4 # slow" in twice.text
+
+
+def test_a_key_that_is_no_longer_decided_goes_unless_it_was_edited() -> None:
+    cut = Decision("data", "eval_fraction", 0.1, "some")
+    text = recipe_text.fresh(HEAD, decided(1e-3, cut)).text
+    assert "eval_fraction" not in recipe_text.again(text, HEAD, decided(), "r.toml").text.partition("# Decided")[0]
+    edited = text.replace("eval_fraction = 0.1", "eval_fraction = 0.2", 1)
+    assert "eval_fraction = 0.2" in recipe_text.again(edited, HEAD, decided(), "r.toml").text
+
+
+@pytest.mark.parametrize("text", ["", "[model]\nname = 'x'\n", "# Decided: {\n", "# Decided: 3\n"])
+def test_a_file_of_somebody_else_is_left_alone(text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        recipe_text.again(text, HEAD, decided(), "r.toml")
+    assert caught.value.where == "r.toml" and "--output" in str(caught.value.hint)
+
+
+def test_a_file_that_is_no_toml_any_more_is_refused_with_its_line() -> None:
+    text = recipe_text.fresh(HEAD, decided()).text.replace("learning_rate = 0.001", "learning_rate 0.001")
+    with pytest.raises(InputError):
+        recipe_text.again(text, HEAD, decided(2e-3), "r.toml")
