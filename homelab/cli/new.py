@@ -48,12 +48,10 @@ def _asked_for(data: str, model: str, yes: bool) -> tuple[str, str]:
 
     hint = Hint("{}", homelab("new DATA --model org/name"))
     if not data:
-        data = asked(lambda: str(typer.prompt("which rows? a file, or hub:org/name", err=True)), "for the data", "homelab new", hint)
+        data = asked(lambda: terminal.prompt("which rows? a file, or hub:org/name"), "for the data", "homelab new", hint)
         if not model and not yes:
             question = "which model? org/name, or a folder (nothing: homelab chooses)"
-            model = asked(
-                lambda: str(typer.prompt(question, default="", show_default=False, err=True)), "for the model", "homelab new", hint
-            )
+            model = asked(lambda: terminal.prompt(question, ""), "for the model", "homelab new", hint)
     return data, model
 
 

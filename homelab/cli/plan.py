@@ -187,18 +187,19 @@ def _print(plan: Plan, judged: Verdict, recipe: Path, options: str, why: bool) -
     from homelab.cli.clean_console import CleanConsole
     from homelab.controller.base.hint import for_recipe, with_options
     from homelab.controller.base.shell import file_word
-    from homelab.controller.planning.render import plan_table
+    from homelab.controller.planning.render import answer, plan_table
 
     console = CleanConsole()
+    style = "bold" if judged.runs else "yellow" if judged.runs is None else "red"
+    console.print(answer.of(plan, judged), style=style, soft_wrap=True, markup=False, highlight=False)
+    if not judged.runs:
+        edit = for_recipe(with_options(judged.edit, lambda name: options), str(recipe))
+        console.print(f"First: {edit}", style=style, soft_wrap=True, markup=False, highlight=False)
     console.print(plan_table.table(plan, why=why))
     if plan.document is not None:  # as it is: a line that is broken at the terminal's width is another document
         console.print(f"\n{plan.document.file_name}, which starts it on all nodes", style="bold", markup=False, highlight=False)
         console.print(plan.document.text, soft_wrap=True, markup=False, highlight=False, emoji=False)
         return
-    if not judged.runs:
-        edit = for_recipe(with_options(judged.edit, lambda name: options), str(recipe))
-        style = "red" if judged.runs is False else "yellow"
-        console.print(f"{judged.title}: {judged.seen}\nFirst: {edit}", style=style, soft_wrap=True, markup=False, highlight=False)
     verb, _, option = judged.command.partition(" ")
     console.print(
         f"Next: homelab {verb} {file_word(str(recipe))}{' ' if option else ''}{option}{options}",

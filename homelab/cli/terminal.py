@@ -83,8 +83,9 @@ def confirm(question: str, *, default: bool = False, err: bool = False) -> bool:
     return typer.confirm(plain_piece(question), default=default, err=err)
 
 
-def prompt(question: str, default: str) -> str:
-    """What the person answers, on stderr. Raises typer.Abort where nobody answers."""
+def prompt(question: str, default: str | None = None) -> str:
+    """What the person answers, on stderr; an empty default is not shown. Raises typer.Abort where nobody answers."""
     import typer
 
-    return str(typer.prompt(plain_piece(question), default=plain_piece(default), err=True))
+    shown = default if default is None else plain_piece(default)
+    return str(typer.prompt(plain_piece(question), default=shown, show_default=bool(shown), err=True))

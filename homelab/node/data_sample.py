@@ -34,7 +34,7 @@ def sample_data(request: JsonObject, stream: BinaryIO) -> JsonObject:
 
     `request`: workdir, key (names everything that the answer depends on), only_kept (true: nothing is read, None where nothing
     is kept), model (folder or None), revision, data ([data] of the recipe), seq_len, files {role: {"shown", "bytes", "whole",
-    "unread", "longest", "path", "hub"}}, secrets (for the hub, kept nowhere). The rows are the next `bytes` of `stream`, in the order of
+    "unread", "longest", "path", "hub", "previews"}}, secrets (for the hub, kept nowhere). The rows are the next `bytes` of `stream`, in the order of
     the roles, or those of `path` where `bytes` is None, or those of the data set `hub`, which may be another one the next time: of it
     nothing is kept. `longest`: what `longest_after` found behind them.
     """
@@ -60,8 +60,9 @@ def sample_data(request: JsonObject, stream: BinaryIO) -> JsonObject:
 def _written(files: JsonObject, stream: BinaryIO, folder: str) -> Iterator[tuple[str, JsonObject]]:
     """Each role with a file of its own to read, which may be changed. A Parquet file is read where it lies, hub data by the worker."""
     for role, file in sorted(files.items()):
+        previews = int(file.get("previews") or 0)
         if file.get("hub"):
-            yield role, {"hub": file["hub"], "shown": file["shown"]}
+            yield role, {"hub": file["hub"], "shown": file["shown"], "previews": previews}
             continue
         longest = file.get("longest") or []
         if file.get("bytes") is not None:
@@ -70,7 +71,7 @@ def _written(files: JsonObject, stream: BinaryIO, folder: str) -> Iterator[tuple
         else:
             path = paths.expand(file["path"])
             if path.endswith(".parquet"):
-                yield role, {"path": path, "shown": file["shown"], "whole": False}
+                yield role, {"path": path, "shown": file["shown"], "whole": False, "previews": previews}
                 continue
             rows, whole = beginning(path, ON_NODE_BYTES)
             longest = longest_after(path, len(rows)) if rows is not None and not whole else []
@@ -80,7 +81,7 @@ def _written(files: JsonObject, stream: BinaryIO, folder: str) -> Iterator[tuple
             place = os.path.join(folder, role, os.path.basename(str(file["shown"])))  # hints name it
             with open(place, "wb") as out:
                 out.write(rows)
-        yield role, {"path": place, "shown": file["shown"], "whole": whole, "longest": longest}
+        yield role, {"path": place, "shown": file["shown"], "whole": whole, "longest": longest, "previews": previews}
 
 
 def _ask(question: JsonObject) -> Any:

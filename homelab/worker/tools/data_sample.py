@@ -1,8 +1,8 @@
 """python -m homelab.worker.tools.data_sample: would the worker take these rows, and how long are they? The worker's own reading and rendering,
 without a model and without torch. Reads one JSON object from standard input:
 
-    {"files": {"train": {"path": file that may be changed, "shown": its name for people, "whole": true, "longest": []}},
-     "data": [data of the recipe], "seq_len": 1024, "model": folder of the tokenizer or null, "revision": null, "previews": 0,
+    {"files": {"train": {"path": file that may be changed, "shown": its name for people, "whole": true, "longest": [], "previews": 0}},
+     "data": [data of the recipe], "seq_len": 1024, "model": folder of the tokenizer or null, "revision": null,
      "moment": the time that a chat template is told, UTC, ISO 8601}
 
 `longest` has rows from behind the part that lies in `path` (`homelab.shared.protocol.data_rows.longest_after`). A file may be {"hub": {"path", "config",
@@ -14,12 +14,9 @@ and prints {"tokenizer": null or {"where", "message", "hint"}, "files": {"train"
 
 from __future__ import annotations
 
-import contextlib
 import heapq
-import itertools
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -31,53 +28,26 @@ from typing import TYPE_CHECKING, Any
 
 from homelab.shared.protocol import row_forms
 from homelab.worker.data import hub, samples, template_clock
-from homelab.worker.data import readers as reading
 from homelab.worker.data.chat_templates import Renderer
 from homelab.worker.errors import WorkerError
+from homelab.worker.tools.sampled_rows import MOST_BAD, MOST_ROWS, far_row, plain, previews, read_rows, size, spread
 
 if TYPE_CHECKING:
     from homelab.shared.protocol.row_forms import RowForm
     from homelab.worker.data.readers import Record
 
-MOST_ROWS = 2000  # rows that are tokenized, spread evenly, and rows that are requested from the hub
-MOST_BAD = 3
-_MOST_CHARACTERS = 3_000_000  # of those rows: a second of a tokenizer's work
 MOST_LONGEST = 3  # rows that are tokenized because they are the longest
 _LONGEST_CHARACTERS = 5_000_000  # of such a row
 _LONGEST_S = 10.0
 _NO_LIMIT = 1 << 30
-_TEXT_CHARACTERS, _MOST_TEXTS = 1500, 100  # of a row that is shown
 
 
 def look(question: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     """The contents of each file. With `tokenizer` None, rows are read and their form is checked, and tokens are not counted."""
     files = {}
     for role, file in question["files"].items():
-        files[role] = _look_into(file, question["data"], int(question["seq_len"]), tokenizer)
-        if files[role].get("sum_tokens") and question.get("previews"):
-            files[role]["previews"] = _previews(file, question, tokenizer)
+        files[role] = _look_into({"previews": 0, **file}, question["data"], int(question["seq_len"]), tokenizer)
     return files
-
-
-def _previews(file: dict[str, Any], question: dict[str, Any], tokenizer: Any) -> list[dict[str, Any]]:
-    """The first rows as the model will read them, with what is learned."""
-    rows = hub.first_rows(file["hub"], MOST_ROWS)[0] if file.get("hub") else read_rows(Path(file["path"]), [])
-    form = samples.form_of(rows[0], question["data"])
-    renderer = Renderer(tokenizer, question["data"])
-    shown = []
-    for row in rows[: int(question["previews"])]:
-        with contextlib.suppress(WorkerError):  # a row that is refused is reported elsewhere
-            text = renderer.render(row, form)
-            edges = [0, *(edge for span in text.spans for edge in span), len(text.text)]
-            where = row.where.replace(file.get("path") or file["shown"], file["shown"])
-            shown.append(
-                {"where": where, "texts": [_short(text.text[start:end]) for start, end in itertools.pairwise(edges)][:_MOST_TEXTS]}
-            )
-    return shown
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _TEXT_CHARACTERS else f"{text[: _TEXT_CHARACTERS // 2]} [...] {text[-_TEXT_CHARACTERS // 2 :]}"
 
 
 def _look_into(file: dict[str, Any], settings: dict[str, Any], seq_len: int, tokenizer: Any) -> dict[str, Any]:
@@ -86,7 +56,7 @@ def _look_into(file: dict[str, Any], settings: dict[str, Any], seq_len: int, tok
         try:
             rows, is_whole, commit = hub.first_rows(file["hub"], MOST_ROWS)
         except WorkerError as error:
-            return {"rows_bad": [_plain(error)]}
+            return {"rows_bad": [plain(error)]}
         reading = {"whole": is_whole, "rows_read": len(rows), "revision": commit}
         return reading | _of_all(rows, file, settings, seq_len, tokenizer, bad) | {"rows_bad": bad}
     if file["path"] is None:
@@ -96,6 +66,8 @@ def _look_into(file: dict[str, Any], settings: dict[str, Any], seq_len: int, tok
     figures |= _of_all(rows, file, settings, seq_len, tokenizer, bad)
     if figures.get("mute_at"):
         figures["mute_at"] = figures["mute_at"].replace(file["path"], file["shown"])
+    for row in figures.get("previews", ()):
+        row["where"] = row["where"].replace(file["path"], file["shown"])
     figures["rows_bad"] = [{key: text.replace(file["path"], file["shown"]) for key, text in one.items()} for one in bad]
     return figures
 
@@ -109,38 +81,14 @@ def _of_all(
     try:
         form = samples.form_of(rows[0], settings)
     except WorkerError as error:
-        bad.append(_plain(error))
+        bad.append(plain(error))
         return {}
     figures = _of_rows(rows, form, settings, seq_len, tokenizer, bad)
     if figures.get("tokens_sampled"):
         figures |= _longest(rows, file, settings, tokenizer, figures)
+        figures["previews"] = previews(rows, settings, tokenizer, int(file["previews"]))
         figures.pop("_tokens_per_character")
     return figures
-
-
-def read_rows(path: Path, bad: list[dict[str, str]]) -> list[Record]:
-    """The readable rows; the errors of the first unreadable ones go to `bad`.
-
-    It changes the file: an unreadable line is removed, so that the lines after it can be read."""
-    for _ in range(MOST_BAD):
-        try:
-            return list(reading.read({"kind": "file", "path": str(path), "sha256": None}))
-        except WorkerError as error:
-            bad.append(_plain(error))
-            line = re.search(r", line (\d+)$", error.where)
-            if path.suffix != ".jsonl" or line is None:
-                return []
-            lines = path.read_bytes().split(b"\n")
-            number = int(line[1]) - 1
-            if len(bad) == MOST_BAD:
-                lines = lines[:number]
-            else:
-                lines[number] = b""
-            path.write_bytes(b"\n".join(lines))
-    try:
-        return reading.read({"kind": "file", "path": str(path), "sha256": None})
-    except WorkerError:  # no row is left
-        return []
 
 
 def _of_rows(
@@ -155,7 +103,7 @@ def _of_rows(
         return figures
     from homelab.worker.data.encoding import Encoder, special_ids, teaches_nothing
 
-    sampled = _spread(good)
+    sampled = spread(good)
     encoder = Encoder(tokenizer, settings, _NO_LIMIT, lambda note: None)
     try:
         encoded = encoder.encode(sampled, "train", form)
@@ -182,7 +130,7 @@ def _of_rows(
         "loss_tokens": sum(row.loss_tokens for row in encoded),
         "rows_mute": len(mute),
         "mute_at": where[mute[0].sources[0]] if mute else "",
-        "_tokens_per_character": sum(lengths) / max(1, sum(_size(row) for row in sampled)),
+        "_tokens_per_character": sum(lengths) / max(1, sum(size(row) for row in sampled)),
     }
 
 
@@ -196,14 +144,14 @@ def _longest(
     from homelab.worker.data.encoding import Encoder
 
     far = [entry for entry in file.get("longest") or () if isinstance(entry.get("bytes"), int)]
-    candidates = [(_size(row), row) for row in heapq.nlargest(MOST_LONGEST, rows, key=_size)]
-    candidates += [(entry["bytes"], _far_row(file["path"], entry)) for entry in far]
+    candidates = [(size(row), row) for row in heapq.nlargest(MOST_LONGEST, rows, key=size)]
+    candidates += [(entry["bytes"], far_row(file["path"], entry)) for entry in far]
     longest, at = figures["longest_tokens"], ""
     until = time.perf_counter() + _LONGEST_S
     encoder = Encoder(tokenizer, settings, _NO_LIMIT, lambda note: None)
-    for size, row in sorted(candidates, key=lambda entry: -entry[0]):
-        tokens = round(size * figures["_tokens_per_character"])
-        if row.fields and size <= _LONGEST_CHARACTERS and time.perf_counter() < until:
+    for characters, row in sorted(candidates, key=lambda entry: -entry[0]):
+        tokens = round(characters * figures["_tokens_per_character"])
+        if row.fields and characters <= _LONGEST_CHARACTERS and time.perf_counter() < until:
             try:
                 tokens = len(encoder.encode([row], "train", samples.form_of(rows[0], settings))[0].tokens)
             except WorkerError:  # a row that the worker refuses is reported elsewhere
@@ -211,20 +159,6 @@ def _longest(
         if tokens >= longest:
             longest, at = tokens, row.where
     return {"longest_tokens": longest, "longest_at": at.replace(file.get("path") or file["shown"], file["shown"])}
-
-
-def _far_row(path: str, entry: dict[str, Any]) -> Record:
-    """A row after the part that is read; without fields where it was too long to send, or is not a row."""
-    try:
-        fields = json.loads(entry.get("text") or "null")
-    except ValueError:
-        fields = None
-    return reading.Record(-1, f"{path}, line {entry['line']}", fields if isinstance(fields, dict) else {})
-
-
-def _size(row: Record) -> int:
-    """Characters of its text, about: a cheap measure of its length."""
-    return sum(len(value) if isinstance(value, str) else len(str(value)) for value in row.fields.values())
 
 
 def _without_bad(rows: Sequence[Record], render: Callable[[Record], Any], bad: list[dict[str, str]]) -> list[Record]:
@@ -235,20 +169,8 @@ def _without_bad(rows: Sequence[Record], render: Callable[[Record], Any], bad: l
             good.append(row)
         except WorkerError as error:
             if len(bad) < MOST_BAD:
-                bad.append(_plain(error))
+                bad.append(plain(error))
     return good
-
-
-def _spread(rows: Sequence[Record]) -> list[Record]:
-    """At most `MOST_ROWS` rows from the whole file, fewer where they are long."""
-    count = min(len(rows), MOST_ROWS)
-    sizes = [len(str(row.fields)) for row in rows[:: max(1, len(rows) // 200)]]
-    count = max(1, min(count, int(_MOST_CHARACTERS / max(1.0, statistics.mean(sizes)))))
-    return [rows[place * len(rows) // count] for place in range(count)]
-
-
-def _plain(error: WorkerError) -> dict[str, str]:
-    return {key: text[:1000] for key, text in error.as_dict().items()}
 
 
 def load(folder: str, revision: str | None, moment: str | None = None) -> Any:
@@ -304,7 +226,7 @@ def main() -> int:
                 return subprocess.run(
                     [sys.executable, "-m", "homelab.worker.tools.data_sample"], input=again.encode(), check=False
                 ).returncode
-            problem = _plain(error)
+            problem = plain(error)
     if of_hub:
         hub.import_without_torch()
     files = look(question, tokenizer)

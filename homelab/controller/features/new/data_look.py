@@ -109,14 +109,19 @@ def here(recipe: TrainRecipe, items: Sequence[RecipeInput], previews: int) -> Sa
                 copy.parent.mkdir()
                 copy.write_bytes(rows)
             longest = [] if is_whole or rows is None else longest_after(str(item.local), len(rows))
-            files[item.role] = {"path": copy and str(copy), "shown": str(item.local), "whole": is_whole, "longest": longest}
+            files[item.role] = {
+                "path": copy and str(copy),
+                "shown": str(item.local),
+                "whole": is_whole,
+                "longest": longest,
+                "previews": previews,
+            }
         question = {
             "files": files,
             "data": asdict(recipe.data),
             "seq_len": recipe.train.seq_len,
             "model": _tokenizer(recipe.model),
             "revision": None,
-            "previews": previews,
         }
         return _asked(question)
 

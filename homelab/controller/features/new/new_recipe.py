@@ -219,13 +219,8 @@ def choose(wish: Wish, name: str, seen: Seen, rows: Rows) -> Attempt:
 
 
 def _attempt(wish: Wish, name: str, seen: Seen, rows: Rows, kind: str, checkpointing: bool, cut: tuple[int, str] | None = None) -> Attempt:
-    config = model_config.config_of(name, seen.inputs.facts, seen.inputs.config)
-    positions = (config or {}).get("max_position_embeddings")
-    base = Base(
-        str((config or {}).get("model_type", "")),
-        shape_of(name, seen.inputs.facts, seen.inputs.config),
-        positions if isinstance(positions, int) else None,
-    )
+    kind_of_model, positions = model_config.kind_and_positions(name, seen.inputs.facts, seen.inputs.config)
+    base = Base(kind_of_model, shape_of(name, seen.inputs.facts, seen.inputs.config), positions)
     ranks = sum(node.rank_count for node in seen.inputs.cluster.nodes)
     decided = decisions.of_training(rows, base, kind, ranks)
     if cut is not None:

@@ -41,7 +41,9 @@ def look(fleet: Fleet, evidence: Evidence, recipe: Recipe, material: list[Recipe
     try:
         request, body = question(evidence, recipe, items, node, folder)
         if previews:
-            request |= {"previews": previews, "key": hashlib.sha256(f"{request['key']} {previews}".encode()).hexdigest()}
+            request["key"] = hashlib.sha256(f"{request['key']} {previews}".encode()).hexdigest()
+            for file in request["files"].values():
+                file["previews"] = previews
         if not request["files"]:
             return None  # they have to lie on the nodes, and do not
         agent = fleet.agent(node)

@@ -126,6 +126,13 @@ def own_dtype(facts: Mapping[str, Facts]) -> str | None:
     return None
 
 
+def kind_and_positions(name: str, facts: Mapping[str, Facts], local: Mapping[str, Any] | None) -> tuple[str, int | None]:
+    """The model_type ("": not known) and the most tokens that the model reads (None: not known)."""
+    config = config_of(name, facts, local) or {}
+    kind, positions = config.get("model_type"), config.get("max_position_embeddings")
+    return kind if isinstance(kind, str) else "", positions if isinstance(positions, int) else None
+
+
 def config_of(name: str, facts: Mapping[str, Facts], local: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
     """The config.json of a model as a node has it, else as this machine has it, else what is known of its name."""
     found = on_nodes(facts)
