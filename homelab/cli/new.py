@@ -31,6 +31,8 @@ def command(
     from homelab.controller.features.new import new_recipe
 
     data, model = _asked_for(data, model, yes)
+    if Path(model).expanduser().joinpath("config.json").is_file():
+        model = str(Path(model).expanduser().resolve())
     wish = new_recipe.Wish(data, model, output or Path(_name(data)), offline)
     with common.progress(as_json) as say:
         made = new_recipe.make(wish, _cluster(cluster), say)

@@ -9,9 +9,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from homelab.controller.attempt import data_files, inputs
 from homelab.controller.attempt.inputs import RecipeInput
@@ -65,14 +68,18 @@ def refuse_bad_rows(file: FileSample | None) -> None:
 
 def draft(place: str, model: str) -> TrainRecipe:
     """A recipe of this data that is good enough to look at the data with: nothing in it is cut."""
-    recipe = parse_recipe(
-        {
-            "model": {"name": model},
-            "data": {"train": place},
-            "method": {"kind": "lora"},
-            "train": {"global_batch": 1, "epochs": 1, "learning_rate": 1e-4, "seq_len": _ANY_LENGTH},
-        }
-    )
+    train = {"global_batch": 1, "epochs": 1, "learning_rate": 1e-4, "seq_len": _ANY_LENGTH}
+    return parsed({"model": {"name": model}, "data": {"train": place}, "method": {"kind": "lora"}, "train": train})
+
+
+def parsed(content: Mapping[str, Any]) -> TrainRecipe:
+    """The recipe of what was decided. Raises InputError for a name of a model or of data that none can have."""
+    try:
+        recipe = parse_recipe(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = f"{'.'.join(map(str, first['loc']))}: {first.get('input')!r}"
+        raise InputError(str(first["msg"]).removeprefix("Value error, "), where=where, hint=homelab("new DATA --model org/name")) from error
     assert isinstance(recipe, TrainRecipe)
     return recipe
 

@@ -9,15 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from homelab.controller.attempt import data_files, hub_config, inputs, planner
 from homelab.controller.attempt.inputs import RecipeInput
-from homelab.controller.base.errors import HomelabError, InputError
-from homelab.controller.base.hint import homelab
+from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.say import Say
 from homelab.controller.config.cluster import Cluster, Gpu, Node
-from homelab.controller.config.recipe import TrainRecipe, parse_recipe
+from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.features.new import data_look, decisions, recipe_text
 from homelab.controller.features.new.decisions import Base, Decision, Rows
 from homelab.controller.features.preflight import data_sample, gather
@@ -272,16 +269,7 @@ def _recipe(decided: Sequence[Decision]) -> TrainRecipe:
     content: dict[str, dict[str, Any]] = {}
     for one in decided:
         content.setdefault(one.section, {})[one.key] = one.value
-    try:
-        recipe = parse_recipe(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise InputError(
-            str(first["msg"]).removeprefix("Value error, "), where=f"{'.'.join(map(str, first['loc']))}: {first.get('input')!r}",
-            hint=homelab("new DATA --model org/name"),
-        ) from error  # fmt: skip
-    assert isinstance(recipe, TrainRecipe)
-    return recipe
+    return data_look.parsed(content)
 
 
 def _head(rows: Rows, chosen: Attempt) -> list[str]:

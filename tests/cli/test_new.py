@@ -1,0 +1,82 @@
+"""`homelab new` and `homelab data` as they are typed: on practice nodes, without a cluster, and with nobody to ask."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from scripts.practice.desk import Desk
+from tests.cli.conftest import complaint
+
+pytestmark = pytest.mark.timeout(300)
+MODEL = os.environ.get("HOMELAB_MODEL", "")
+
+
+def chats(count: int) -> str:
+    rows = ({"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{n}!"}]} for n in range(count))
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.mark.skipif(not MODEL, reason="HOMELAB_MODEL names no model")
+def test_on_practice_nodes_the_recipe_is_written_shown_and_planned(desk: Desk) -> None:
+    desk.write("mine.jsonl", chats(60))
+    said = desk.homelab("new", "mine.jsonl", "--model", MODEL).stdout
+    lines = said.splitlines()
+    assert lines[0] == f"Wrote mine.toml: {MODEL} learns 60 rows as adapters."
+    assert lines[1] == "It fits. How long it takes is not known before it runs."  # of processors nobody knows the speed before
+    assert said.count("mine.jsonl, line") == 3 and "\u25b80!" in said
+    assert lines[-1].startswith("Next: homelab launch mine.toml")
+    written = (desk.folder / "mine.toml").read_text()
+    assert 'precision = "fp32"' in written and "seq_len = 128" in written
+    assert desk.json("plan", "mine.toml")["verdict"]["runs"] is True
+    (desk.folder / "mine.toml").write_text(written.replace("epochs = 10", "epochs = 4"))
+    again = desk.json("new", "mine.jsonl", "--model", MODEL)
+    assert again["kept"] == ["train.epochs"] and again["fits"] and not again["written"]
+
+
+def test_without_a_cluster_and_without_a_model(quiet_desk: Desk) -> None:
+    (quiet_desk.folder / "cluster.toml").unlink()
+    quiet_desk.write("mine.jsonl", chats(60))
+    found = quiet_desk.json("new", "mine.jsonl", "--yes")
+    assert found["fits"] and "homelab init" in found["notes"][0]
+    assert next(one["value"] for one in found["decisions"] if one["key"] == "model.name").startswith("Qwen/")
+    said = quiet_desk.homelab("new", "mine.jsonl").stdout
+    assert said.startswith("Nothing to change in mine.toml") and said.splitlines()[-1] == "Next: homelab init"
+
+
+def test_a_cluster_that_is_off_is_believed_and_said(quiet_desk: Desk) -> None:
+    quiet_desk.write("mine.jsonl", chats(60))
+    found = quiet_desk.json("new", "mine.jsonl", "--model", "Qwen/Qwen3-0.6B")
+    assert [note for note in found["notes"] if "no machine answers" in note] and (quiet_desk.folder / "mine.toml").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seen"),
+    [
+        (["new", "none.jsonl"], "no such file"), (["new", "."], "folder"),
+        (["new", "hub:", "--model", "a/b"], "hub:org/name"), (["new", "chats.jsonl", "--model", "./model"], "org/name"),
+        (["new", "train.py"], "data files end in"), (["new", "chats.jsonl", "-o", "law.toml"], "has not written it"), (["data", "none.jsonl"], "no such file"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_and_nothing_is_written(arguments: list[str], seen: str, quiet_desk: Desk) -> None:
+    quiet_desk.write("chats.jsonl", chats(3))
+    before = sorted(quiet_desk.folder.iterdir())
+    error = complaint(quiet_desk, *arguments, code=2)
+    assert seen in json.dumps(error), error
+    assert sorted(quiet_desk.folder.iterdir()) == before
+
+
+def test_with_nobody_to_ask_the_command_is_named(quiet_desk: Desk) -> None:
+    said = quiet_desk.homelab("new", code=2).stderr
+    assert "error: there is nobody to ask for the data" in said and "fix:   homelab new DATA --model org/name" in said
+
+
+def test_data_shows_rows_and_counts(quiet_desk: Desk) -> None:
+    quiet_desk.write("mine.jsonl", chats(7))
+    said = quiet_desk.homelab("data", "mine.jsonl").stdout
+    assert said.startswith("mine.jsonl: 7 rows, read as chat.") and said.splitlines()[-1] == "Next: homelab new mine.jsonl"
+    if MODEL:
+        file = quiet_desk.json("data", "mine.jsonl", "--model", MODEL, "--rows", "2")
+        assert len(file["previews"]) == 2 and 0 < file["loss_tokens"] < file["sum_tokens"]
