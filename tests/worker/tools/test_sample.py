@@ -29,6 +29,7 @@ from homelab.shared.protocol.worker_messages import FileSample, SampleResult
 from homelab.worker.data import readers
 from homelab.worker.errors import WorkerError
 from homelab.worker.tools import data_sample as looking
+from homelab.worker.tools import sampled_rows
 from tests.controller.checks import healthy
 from tests.worker import harness
 
@@ -169,7 +170,7 @@ def test_empty_answers_are_counted_and_the_first_is_named(write: Callable[..., P
 
 
 def test_the_longest_row_is_known_wherever_it_stands(write: Callable[..., Path], tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looking, "MOST_ROWS", 5)
+    monkeypatch.setattr(sampled_rows, "MOST_ROWS", 5)
     rows = [{"text": "a few words"} for _ in range(40)]
     rows[17] = {"text": "word " * 2000}
     path = write("huge.jsonl", lines(rows))
@@ -315,7 +316,7 @@ def test_the_kept_verdict_is_that_of_the_file_as_it_is_called_now(tmp_path: Path
         (tmp_path / name).write_text('{"text": "a"}\n')
         recipe = recipe_of(train=name, **data)
         items = inputs.of_recipe(recipe, tmp_path / "r.toml")
-        request, _ = data_sample._question(evidence_of(tmp_path, None), recipe, {item.role: item for item in items}, "tower", None)
+        request, _ = data_sample.question(evidence_of(tmp_path, None), recipe, {item.role: item for item in items}, "tower", None)
         return request["key"], [file["shown"] for file in request["files"].values()]
 
     (tmp_path / "sub").mkdir()
@@ -327,7 +328,7 @@ def test_the_kept_verdict_is_that_of_the_file_as_it_is_called_now(tmp_path: Path
     for path in ("/data/chats.data", "/data/chats.jsonl"):
         recipe = recipe_of(train=path)
         items = {item.role: item for item in inputs.of_recipe(recipe, tmp_path / "r.toml")}
-        on_nodes.append(data_sample._question(evidence_of(tmp_path, None, {"train": path}), recipe, items, "tower", None)[0]["key"])
+        on_nodes.append(data_sample.question(evidence_of(tmp_path, None, {"train": path}), recipe, items, "tower", None)[0]["key"])
     assert on_nodes[0] != on_nodes[1]
 
 
