@@ -96,7 +96,7 @@ class _View(RunCommand):
         if self.as_json:
             self.json(plan.model_dump(mode="json"))
             return
-        self.console.print(plan_table.table(plan, why=True))
+        self.console.print(plan_table.table(plan, why=True, commands=True))
         self.console.print("Nothing was started (--dry-run). To start it: the same without --dry-run.")
 
     def started(self, paths: RunPaths, plan: Plan, profiled: ProfiledSteps | None) -> None:

@@ -11,6 +11,8 @@ import typer
 from homelab.cli import common, completion
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from homelab.controller.base.errors import InputError
     from homelab.controller.config.cluster import Cluster
     from homelab.controller.config.recipe import Recipe
@@ -38,7 +40,8 @@ def command(
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     nodes: common.NodesOption = "",
     offline: Annotated[bool, typer.Option("--offline", help="Ask no node: believe cluster.toml.")] = False,
-    why: Annotated[bool, typer.Option("--why", help="Also print the reason of each choice.")] = False,
+    why: Annotated[bool, typer.Option("--why", help="Also print memory by item, all strategies, and the reason of each choice.")] = False,
+    commands: Annotated[bool, typer.Option("--commands", help="Also print what is executed on each node.")] = False,
     what_if: Annotated[
         list[str],
         typer.Option(
@@ -64,12 +67,13 @@ def command(
     launcher: LauncherOption = "torchrun-ssh",
     as_json: common.JsonOption = False,
 ) -> int:
-    """Print nodes, ranks, shares, memory, time, environment and the commands that start it. Nothing is started."""
+    """Say whether the training fits, how long it takes, and who does what. Nothing is started."""
     from homelab.controller.attempt import base_model, planner
     from homelab.controller.base.errors import InputError
     from homelab.controller.config.interpreter import for_recipe
     from homelab.controller.config.load import load_recipe
     from homelab.controller.planning import verdict
+    from homelab.controller.planning.render import plan_table
 
     if output is not None and not fit:
         raise InputError("--output says where --fit writes, and there is no --fit", where="--output", hint="add --fit")
@@ -105,7 +109,11 @@ def command(
         common.print_json(plan.model_dump(mode="json") | document | {"verdict": judged.as_dict()})
         return judged.exit_code
     _print(
-        plan, judged, recipe, common.same_options(cluster) + (" --offline" if offline and judged.command.startswith("plan") else ""), why
+        plan,
+        judged,
+        recipe,
+        common.same_options(cluster) + (" --offline" if offline and judged.command.startswith("plan") else ""),
+        plan_table.table(plan, why=why, commands=commands),
     )
     return judged.exit_code
 
@@ -183,19 +191,19 @@ def _tried(plan: Plan, inputs: PlanInputs, as_json: bool) -> Plan:
         )
 
 
-def _print(plan: Plan, judged: Verdict, recipe: Path, options: str, why: bool) -> None:
+def _print(plan: Plan, judged: Verdict, recipe: Path, options: str, table: RenderableType) -> None:
     from homelab.cli.clean_console import CleanConsole
     from homelab.controller.base.hint import for_recipe, with_options
     from homelab.controller.base.shell import file_word
-    from homelab.controller.planning.render import answer, plan_table
+    from homelab.controller.planning.render import answer
 
     console = CleanConsole()
     style = "bold" if judged.runs else "yellow" if judged.runs is None else "red"
-    console.print(answer.of(plan, judged), style=style, soft_wrap=True, markup=False, highlight=False)
+    console.print(answer.of(plan, judged), style=style, soft_wrap=not console.is_terminal, markup=False, highlight=False)
     if not judged.runs:
         edit = for_recipe(with_options(judged.edit, lambda name: options), str(recipe))
         console.print(f"First: {edit}", style=style, soft_wrap=True, markup=False, highlight=False)
-    console.print(plan_table.table(plan, why=why))
+    console.print(table)
     if plan.document is not None:  # as it is: a line that is broken at the terminal's width is another document
         console.print(f"\n{plan.document.file_name}, which starts it on all nodes", style="bold", markup=False, highlight=False)
         console.print(plan.document.text, soft_wrap=True, markup=False, highlight=False, emoji=False)

@@ -284,7 +284,13 @@ def test_the_command_of_a_plan_without_machines_runs_in_the_home_of_whoever_type
 
 @pytest.mark.parametrize(
     ("needed", "with_dry_run", "words"),
-    [(0.80, False, " left"), (0.90, False, "TIGHT"), (0.90, True, " left"), (0.96, True, "TIGHT"), (1.01, False, "does NOT fit")],
+    [
+        (0.80, False, "8.0 of 10.0 GB"),
+        (0.90, False, "TIGHT"),
+        (0.90, True, "9.0 of 10.0 GB"),
+        (0.96, True, "TIGHT"),
+        (1.01, False, "does NOT fit"),
+    ],
 )
 def test_a_plan_that_barely_fits_says_so(needed: float, with_dry_run: bool, words: str) -> None:
     """An estimate by formulas may be 15 % too low, that of a dry run 5 %."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -19,8 +20,8 @@ from homelab.controller.planning.types import Plan
 from homelab.shared.protocol.memory_items import HELD
 
 
-def table(plan: Plan, *, why: bool) -> RenderableType:
-    """Ranks, memory, commands; with `why` the environment and the reason of every choice too."""
+def table(plan: Plan, *, why: bool = False, commands: bool = False) -> RenderableType:
+    """Who does what, and how long it takes. `why`: memory by item, all strategies, and the reason of each choice, too; `commands`: what is executed."""
     head = Text.assemble(
         (f"{plan.run}", "bold"), f"  attempt {plan.attempt}: {plan.world_size} rank{'s' if plan.world_size > 1 else ''} on "
         f"{len(plan.nodes)} node{'s' if len(plan.nodes) > 1 else ''}, {plan.strategy} over {plan.backend}, {plan.precision} on {plan.device}; "
@@ -31,47 +32,56 @@ def table(plan: Plan, *, why: bool) -> RenderableType:
         for node in plan.nodes
         for card in node.spare_cards
     ]
-    parts: list[RenderableType] = [head, Text(), _ranks(plan), *spare, Text(), _memory(plan), Text(), time_table.of_plan(plan)]
-    if plan.strategies and len(plan.nodes) > 1:
+    parts: list[RenderableType] = [head, Text(), _ranks(plan), *spare]
+    if why or all(rank.memory is None for rank in plan.ranks):
+        parts += [Text(), _memory(plan)]
+    parts += [Text(), *([time_table.of_plan(plan)] if why or plan.time is None else (Text(f"- {line}") for line in plan.time.verdict))]
+    if why and plan.strategies and len(plan.nodes) > 1:
         parts += [Text(), time_table.of_strategies(plan)]
-    for warning in plan.warnings:
-        parts.append(Text(f"! {warning}", style="yellow"))
-    parts += [Text(), Text("What is executed on each node", style="bold")] if plan.document is None else []
-    for node in plan.nodes if plan.document is None else ():
-        parts.append(Text(f"{node.name} ({node.lan_address} on {node.interface}), in {node.run_dir}"))
-        if why:
-            environment = " ".join(f"{key}={value}" for key, value in sorted(masked(node.environment).items()))
-            parts.append(Padding(Text(environment, style="dim"), (0, 0, 0, 2)))
-        parts.append(Padding(Text(quote_torchrun(node.command), overflow="fold"), (0, 0, 0, 2)))
-    parts += [Text(), _choices(plan) if why else Text("The reason of each choice: homelab plan RECIPE --why", style="dim")]
+    parts += [Text(f"! {warning}", style="yellow") for warning in plan.warnings]
+    if commands and plan.document is None:
+        parts += [Text(), *_commands(plan)]
+    if why:
+        parts += [Text(), _choices(plan)]
+    unsaid = [] if why else ["--why (memory by item, strategies, reasons)"]
+    unsaid += [] if commands or plan.document is not None else ["--commands (what is executed)"]
+    if unsaid:
+        parts += [Text(), Text(f"More: homelab plan RECIPE {' or '.join(unsaid)}", style="dim")]
     return Group(*parts)
 
 
 def text(plan: Plan) -> str:
     """plan.txt: everything, without colours, 120 columns."""
     console = Console(file=io.StringIO(), width=120, color_system=None, force_terminal=False, markup=False, emoji=False)
-    console.print(table(plan, why=True))
+    console.print(table(plan, why=True, commands=True))
     stream = console.file
     assert isinstance(stream, io.StringIO)
     return stream.getvalue()
 
 
+def _commands(plan: Plan) -> Iterator[RenderableType]:
+    yield Text("What is executed on each node", style="bold")
+    for node in plan.nodes:
+        yield Text(f"{node.name} ({node.lan_address} on {node.interface}), in {node.run_dir}")
+        environment = " ".join(f"{key}={value}" for key, value in sorted(masked(node.environment).items()))
+        yield Padding(Text(environment, style="dim"), (0, 0, 0, 2))
+        yield Padding(Text(quote_torchrun(node.command), overflow="fold"), (0, 0, 0, 2))
+
+
 def _ranks(plan: Plan) -> Table:
     table = Table(box=None, pad_edge=False)
-    for heading, justify in (
-        ("rank", "right"),
-        ("node", "left"),
-        ("device", "left"),
-        ("share", "right"),
-        ("micro-batch", "right"),
-        ("of free memory", "right"),
-    ):
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    table.add_column("rank", justify="right")
+    table.add_column("node")
+    table.add_column("device")
+    for heading in ("share", "rows a\npass", "free memory", "busy"):
+        table.add_column(heading, justify="right", no_wrap=heading in ("share", "busy"))
     total = sum(rank.share for rank in plan.ranks)
+    busy = {rank.rank: time_table.duration(rank.busy_s) for rank in plan.time.ranks} if plan.time is not None else {}
     for rank in plan.ranks:
         table.add_row(
-            str(rank.rank), rank.node, rank.device_name, rank.work_text(total), str(rank.micro_batch) if total else "", _fit(rank.memory)
-        )
+            str(rank.rank), rank.node, rank.device_name, rank.work_text(total), str(rank.micro_batch) if total else "", _fit(rank.memory),
+            busy.get(rank.rank, ""),
+        )  # fmt: skip
     return table
 
 
@@ -85,9 +95,9 @@ def _fit(memory: MemoryEstimate | None) -> Text:
     room = (memory.available_bytes - memory.total_bytes) / 1e9
     text = f"{gigabytes(memory.total_bytes - held_bytes)} of {gigabytes(memory.available_bytes - held_bytes)} GB"
     if memory.is_tight:
-        return Text(f"{text}: TIGHT, {room:.1f} left, and up to {memory.margin:.0%} may come", style="yellow")
+        return Text(f"{text}: TIGHT, {room:.1f} GB left, and up to {memory.margin:.0%} may come", style="yellow")
     if memory.fits:
-        return Text(f"{text}, {room:.1f} left")
+        return Text(text, no_wrap=True)
     return Text(f"{text}: {-room:.1f} GB too little, does NOT fit", style="red")
 
 
