@@ -144,7 +144,7 @@ def _write(run: SuiteRun, name: str, files: dict[str, str], again: str) -> None:
 def _charts(run: SuiteRun) -> str:
     """SVG, and PNG where resvg is installed; the names of what was written."""
     from homelab.controller.base import package
-    from homelab.controller.features.bench import charts
+    from homelab.controller.features.bench import page
     from homelab.controller.run import store
 
     drawn: Callable[..., bytes] | None = None
@@ -155,9 +155,9 @@ def _charts(run: SuiteRun) -> str:
     except ImportError:
         terminal.echo(f"note: the charts are SVG alone; for PNG: {package.install('resvg-py')}", err=True)
     run.folder.charts.mkdir(exist_ok=True)
-    for curve in charts.curves(run.summary()):
+    for curve in page.chart_curves(run.summary()):
         file = run.folder.charts / f"{curve.name.lower().replace(' ', '-')}.svg"
-        svg = charts.standalone(curve)
+        svg = page.standalone(curve)
         store.write_text(file, svg)
         if drawn is not None:
             file.with_suffix(".png").write_bytes(bytes(drawn(svg_string=svg, zoom=2)))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from homelab.cli.clean_console import CleanConsole
     from homelab.cli.guide import Page
-    from homelab.controller.diagnose.topic import Topic
+    from homelab.controller.diagnose.topic_index import Topic
 
 _FEW_WORDS = 3  # more than these are a line, not a topic
 

@@ -147,7 +147,7 @@ class _Preflight:
     def next_command(self, look: PreflightResult, *, fix: bool) -> str:
         """The verdict, and what to run next."""
         from homelab.controller.base.shell import file_word
-        from homelab.controller.checks import fixes, presentation
+        from homelab.controller.checks import presentation
 
         name = f" {file_word(str(self.recipe_file))}" if self.recipe_file else ""
         options = common.same_options(self.cluster_file)
@@ -161,7 +161,7 @@ class _Preflight:
             if self.skipped:
                 return f"Fit to train, as far as was looked at. All checks: homelab preflight{name}{options}"
             return f"Fit to train. Next: homelab plan{name or ' RECIPE'}{options}"
-        runnable = not fix and fixes.offered(look.findings)
+        runnable = not fix and presentation.offered_fixes(look.findings)
         again = f"homelab preflight{name}{' --fix' if runnable else ''}{options}"
         check = next(finding.check for finding in look.findings if finding.level == "fail")
         asks = " (it asks before it runs a command)" if runnable else ""
@@ -201,7 +201,7 @@ def _run_fixes(look: PreflightResult, cluster: Path, *, ask: bool) -> bool:
     import os
     import sys
 
-    from homelab.controller.checks import fixes
+    from homelab.controller.checks import presentation
     from homelab.controller.run import hub_token
 
     # The commands may be ours too: the same homelab, for the same cluster.
@@ -211,7 +211,7 @@ def _run_fixes(look: PreflightResult, cluster: Path, *, ask: bool) -> bool:
         "HOMELAB_CLUSTER": str(cluster),
     }
     ran = False
-    for offer in fixes.offered(look.findings):
+    for offer in presentation.offered_fixes(look.findings):
         terminal.echo(f"\n{offer.title}")
         terminal.echo(f"  {offer.command}")
         if offer.command.needs_root:
@@ -225,7 +225,7 @@ def _run_fixes(look: PreflightResult, cluster: Path, *, ask: bool) -> bool:
         with hub_token.lent(environment) as (given, descriptors):
             code = _run(offer.command, given, descriptors)
         terminal.echo("  done" if code == 0 else f"  it ended with exit code {code}")
-    by_hand = fixes.by_hand(look.findings)
+    by_hand = presentation.fixed_by_hand(look.findings)
     if by_hand:
         terminal.echo(
             "\nFor your own hands, see above: " + ", ".join(dict.fromkeys(f"{f.node or 'this machine'} ({f.check})" for f in by_hand))

@@ -50,7 +50,7 @@ def _document(found: Profiles) -> dict[str, object]:
 
 def _print(found: Profiles) -> None:
     from homelab.cli.clean_console import CleanConsole
-    from homelab.controller.features.profile import memory_chart, over_ranks, profile_tables
+    from homelab.controller.features.profile import over_ranks, profile_tables
 
     console = CleanConsole()
     ranks = found.ranks
@@ -65,6 +65,6 @@ def _print(found: Profiles) -> None:
         console.print("what a rank exchanges in a step", profile_tables.exchanges(exchanges), "", sep="\n", soft_wrap=True)
     rows = over_ranks.memory(ranks, found.predicted)
     fullest = max(ranks, key=lambda one: one.memory.peak_bytes or 0)
-    for line in memory_chart.lines(fullest, found.predicted.get(fullest.rank), console.width):
+    for line in profile_tables.memory_chart(fullest, found.predicted.get(fullest.rank), console.width):
         console.print(line, soft_wrap=True)
     console.print(profile_tables.memory(rows), "", soft_wrap=True)

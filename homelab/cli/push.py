@@ -35,11 +35,11 @@ def command(
     """Upload the trained adapter (or model) to a repository of the Hugging Face hub, private where it is new. It comes to this machine first."""
     from homelab.controller.base.errors import InputError
     from homelab.controller.base.hint import homelab
-    from homelab.controller.features.results import push, repository_name
+    from homelab.controller.features.results import hub, push
 
     if len(words) > 2:
         raise InputError("there are too many words", where=" ".join(words), hint=homelab("push", "RUN", "NAME/MODEL"))
-    wanted = push.PushRequest(repository_name.checked(words[-1]), base_model, is_merged=merged, is_public=public)
+    wanted = push.PushRequest(hub.checked_name(words[-1]), base_model, is_merged=merged, is_public=public)
     with common.fleet_of_run(words[0] if len(words) == 2 else None, cluster, runs_dir, as_json) as (fleet, paths, say):
         place = Path("models") / (f"{paths.name}-merged" if merged else paths.name)
         done = push.push(fleet, paths, place, wanted, say)

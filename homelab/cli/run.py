@@ -34,11 +34,9 @@ def command(
     from homelab.controller.features.launch import project_copy
     from homelab.controller.features.launch.launch_run import LaunchRequest
 
-    program, skipped, where = (
-        program_command.parsed(words),
-        registry.skipped(only=[], skip=skip),
-        common.supervise_where(supervise, no_supervise),
-    )
+    program = program_command.parsed(words)
+    skipped = registry.skipped(only=[], skip=skip)
+    where = common.supervise_where(supervise, no_supervise)
     typed = program_command.TypedCommand(tuple(words), str(Path.cwd()))
     with project_copy.recipe_of(program, Path.cwd()) as recipe:
         request = LaunchRequest(recipe, cluster, runs_dir, skipped, where, is_dry_run=dry_run, typed=typed)

@@ -20,7 +20,7 @@ def command(
 ) -> int:
     """Show a run's curves in TensorBoard on 127.0.0.1, each step once. It follows a run that lives; Ctrl-C ends it and leaves the run alone."""
     from homelab.controller.base import package
-    from homelab.controller.features.track import curves_view, event_files
+    from homelab.controller.features.track import event_files, tensorboard_server
     from homelab.controller.remote.fanout import Fleet
     from homelab.controller.run import run_lookup
 
@@ -34,6 +34,6 @@ def command(
             steps = sum(1 for point in look.points if point.kind == "train")
             terminal.echo(f"{paths.name}: {steps} steps, {look.state}\n{address}\nCtrl-C ends TensorBoard and leaves the run alone.")
 
-        curves_view.show(fleet, paths, port=port, say=lambda text: terminal.echo(f". {text}", err=True), serving=serving)
+        tensorboard_server.show(fleet, paths, port=port, say=lambda text: terminal.echo(f". {text}", err=True), serving=serving)
     terminal.echo(f"Next: homelab status {paths.name}{common.same_options(cluster, runs_dir)}")
     return 0

@@ -97,7 +97,11 @@ class NodeGroup:
                     for parent in (tree.path, folder.parent):
                         _enable(controller, parent)
             folder.mkdir(exist_ok=True)
-            _weigh(folder.parent)
+            # Give the lab the weight of one ordinary process per node: by default all nodes together would weigh as much as one.
+            count = sum(1 for entry in folder.parent.iterdir() if entry.is_dir())
+            for name, one in (("cpu.shares", 1024), ("cpu.weight", 100)):
+                if (folder.parent / name).exists():
+                    (folder.parent / name).write_text(str(one * count))
 
     def limit_cpu(self, cores: float | None) -> None:
         """Let the node compute at most `cores` (0.3: three tenths of one core); None: no limit."""
@@ -216,14 +220,6 @@ def remove(lab: str, hierarchies: Hierarchies, timeout_s: float = 5.0) -> None:
         return not leftovers(lab, hierarchies)
 
     procfs.until(gone, timeout_s)
-
-
-def _weigh(top: Path) -> None:
-    """Give the lab the weight of one ordinary process per node: by default all nodes together would weigh as much as one."""
-    count = sum(1 for entry in top.iterdir() if entry.is_dir())
-    for name, one in (("cpu.shares", 1024), ("cpu.weight", 100)):
-        if (top / name).exists():
-            (top / name).write_text(str(one * count))
 
 
 def _enable(controller: str, folder: Path) -> None:

@@ -81,7 +81,8 @@ class Loopback:
         """Start the node's first process, which starts sshd."""
         members: list[str] = []
         if self.hierarchies.cpu is not None:
-            own = self._group(state, node)
+            # Freezing goes by signal here, so that it works alike with and without root.
+            own = nodes.group(state, node, cgroup.Hierarchies(self.hierarchies.cpu, None))
             limit = own.cpu_limit() if own.folders()[0].exists() else node.cpu
             own.create()
             own.limit_cpu(limit)
@@ -146,10 +147,6 @@ class Loopback:
         """Processes and cgroups."""
         pids = nodes.marked(state).union(*(self.processes(state, node) for node in state.nodes))
         return nodes.describe(pids) + [f"cgroup {path}" for path in cgroup.leftovers(state.id, self.hierarchies)]
-
-    def _group(self, state: LabState, node: LabNode) -> cgroup.NodeGroup:
-        # Freezing goes by signal here, so that it works alike with and without root.
-        return nodes.group(state, node, cgroup.Hierarchies(self.hierarchies.cpu, None))
 
 
 def _is_sshd(words: list[str], configuration: str) -> bool:

@@ -31,7 +31,7 @@ from benchmarks import report
 from benchmarks.pipelining import real_runs
 
 from homelab.controller.planning.model.architecture import Architecture
-from homelab.controller.planning.strategy.pipeline import partition, stage_time
+from homelab.controller.planning.strategy.pipeline import pipeline_plan, stage_time
 from homelab.lab import Lab
 from homelab.shared.recipe import Method, Train
 from scripts.practice.desk import Desk, Run
@@ -96,7 +96,9 @@ def _schedules(folder: Path, rounds: int) -> tuple[dict[str, Any], list[int]]:
 def _best_cut(pass_s: list[float]) -> list[int]:
     """The planner's cut for these speeds, the nodes in their order."""
     layers, work = _SHAPE["num_hidden_layers"], _costs().work
-    cuts = partition.cuts(3, layers, lambda rank, stage: layers, lambda rank, stage, count: work(count, is_last=stage == 2) * pass_s[rank])
+    cuts = pipeline_plan.best_cuts(
+        3, layers, lambda rank, stage: layers, lambda rank, stage, count: work(count, is_last=stage == 2) * pass_s[rank]
+    )
     return list(next(cut for cut in cuts if cut.order == (0, 1, 2)).layers)
 
 

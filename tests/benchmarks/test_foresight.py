@@ -11,7 +11,7 @@ from benchmarks.published import outcomes, rows, shared
 
 from homelab.controller.attempt import card_table
 from homelab.controller.base.errors import InputError
-from homelab.controller.planning.speed import card_classes, roofline
+from homelab.controller.planning.speed import roofline
 
 HEAD = rows.OWN.read_text(encoding="utf-8").splitlines()[0]
 ROW = "by hand,RTX 3090,24,meta-llama/Llama-2-7b-hf,lora,2048,4,1,64,all-linear,True,False,adamw,auto,auto,1,auto,{gb},reserved,{rate},,"
@@ -28,7 +28,7 @@ def test_time_and_memory_agree_with_published_rows(monkeypatch: pytest.MonkeyPat
     assert figures["time_90_percent_factor"] <= roofline.GUESS_FACTOR
     assert figures["memory_rows"] >= 24 and figures["memory_median_error_percent"] <= 5
     assert figures["relative_median_factor"] <= 1.3 and figures["wrong_fits"] == 0 and figures["refused_though_it_ran"] == 0
-    monkeypatch.setattr(card_classes, "of_peak", lambda card: 0.35)  # as if all cards were of one class
+    monkeypatch.setattr(roofline, "part_of_peak", lambda card: 0.35)  # as if all cards were of one class
     before = foresight.figures(found(), failures)
     assert before["time_median_factor"] > 1.3 and before["relative_worst_factor"] > 3
 

@@ -69,7 +69,7 @@ def _damage(lab: Lab, node: str) -> str:
     workdir = lab.state.node(node).workdir
     folder = os.path.join(workdir, "code")
     newest = max((os.path.join(folder, name) for name in os.listdir(folder)), key=os.path.getmtime)
-    file = os.path.join(newest, "homelab", "node", "system", "cpu_quota.py")
+    file = os.path.join(newest, "homelab", "node", "system", "boot_clock.py")
     with open(file, "a") as stream:
         stream.write("\n# changed\n")
     return file

@@ -1,18 +1,22 @@
-"""What a recipe needs from the controller: data files and scripts that are shipped, named by their content."""
+"""What a recipe, or a run that goes on, needs from the controller: data files and scripts that are shipped, named by their content."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from homelab.controller.attempt import script_imports
 from homelab.controller.base.errors import InputError
 from homelab.controller.config.recipe import Recipe, ScriptRecipe, TrainRecipe
 from homelab.controller.planning.speed.dataset_size import DataFile
+from homelab.controller.run import run_record
+from homelab.controller.run import shipped_files as shipped
+from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol import layout
 from homelab.shared.protocol.digest import file_sha256, sha256_and_rows
 from homelab.shared.protocol.file_kind import SUFFIXES
@@ -137,3 +141,24 @@ def files_of(items: Iterable[RecipeInput]) -> dict[str, DataFile]:
         for item in items
         if item.kind != "on-node" and item.role in ("train", "eval")
     }
+
+
+def of_run(paths: RunPaths, run_json: Mapping[str, Any]) -> list[RecipeInput]:
+    """What the run needs; a shipped file from where it was at the launch, or the copy in the run's folder."""
+    return [_input(paths, role, entry) for role, entry in run_json["data"].items() if entry is not None]
+
+
+def _input(paths: RunPaths, role: str, entry: Mapping[str, Any]) -> RecipeInput:
+    local = None
+    if entry.get("sent") == "shipped":
+        own = [Path(original)] if (original := shipped.original_of(entry)) else []
+        candidates = [*own, paths.code / run_record.inside(entry.get("inside") or entry["name"])]
+        # The person may have edited the file since: only the content that the run began with counts.
+        local = next((path for path in candidates if path.is_file() and file_sha256(path) == entry["sha256"]), candidates[-1])
+    hub = None
+    if entry["kind"] == "hub":
+        hub = HubData(entry["path"], entry.get("config"), entry.get("split", "train"), entry.get("revision"))
+    return RecipeInput(
+        role, entry.get("sent", "on-node"), entry["path"], local, entry["sha256"] if local else None,
+        folder=entry.get("folder"), inside=entry.get("inside"), hub=hub,
+    )  # fmt: skip

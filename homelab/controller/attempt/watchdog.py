@@ -11,11 +11,12 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from homelab.controller.attempt.node_status import STOPPED, NodeStatus
 from homelab.shared.protocol.phases import BEFORE_TRAINING, FIRST_STEP_FACTOR
 from homelab.shared.protocol.phases import LIMITS_S as PHASE_LIMITS_S
 from homelab.shared.protocol.rank_messages import DEAD, RankStatus
+from homelab.shared.protocol.run_messages import StatusLine
 
+STOPPED = frozenset("Tt")
 Kind = Literal["well", "done", "stopped", "superseded", "exit", "dead-rank", "frozen-rank", "silent-node", "hang"]
 TROUBLE: frozenset[Kind] = frozenset({"exit", "dead-rank", "frozen-rank", "silent-node", "hang"})
 
@@ -221,3 +222,14 @@ def _ranks(signs: Mapping[str, NodeStatus]) -> Iterator[tuple[str, int, RankStat
     for name, sign in signs.items():
         for number, rank in sign.ranks.items():
             yield name, number, rank
+
+
+class NodeStatus(StatusLine):
+    """One node. `heard_s` is how long ago the line came, by the controller's monotonic clock (set there)."""
+
+    heard_s: float = 0.0
+
+
+def common_checkpoint(statuses: Mapping[str, NodeStatus]) -> int:
+    """The step of the newest checkpoint that all nodes hold; 0 where one holds none."""
+    return min((status.checkpoint for status in statuses.values()), default=0)

@@ -1,14 +1,15 @@
-"""Findings for people and for programs."""
+"""Findings for people and for programs, and the commands that fix them, in the order in which it pays to run them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from homelab.controller.base.hint import Hint
+from homelab.controller.base.hint import Command, Hint
 from homelab.controller.checks.check import Subject
 from homelab.controller.checks.evidence import Finding, Level
 from homelab.controller.checks.machine.version_drift import NOT_THERE
@@ -90,7 +91,7 @@ def _counts(findings: Sequence[Finding], nodes: Sequence[str]) -> Table:
         named = {level: [node for node in nodes if levels.get(node) == level] for level in _ORDER}
         counted.add_row(
             subject, Text(f"{len(named['ok'])} of {len(nodes)}", style=_STYLES["ok"]),
-            *(Text(_who(named[level], nodes), style=_STYLES[level]) for level in ("warn", "fail")),
+            *(Text("all" if len(named[level]) == len(nodes) else ", ".join(named[level]), style=_STYLES[level]) for level in ("warn", "fail")),
         )  # fmt: skip
     return counted
 
@@ -127,10 +128,6 @@ def _notes(findings: Sequence[Finding]) -> list[Text]:
     return [Text(f"{', '.join(names)}: {message}", style="dim", no_wrap=False) for message, names in checks.items()]
 
 
-def _who(named: Sequence[str], nodes: Sequence[str]) -> str:
-    return "all" if len(named) == len(nodes) else ", ".join(named)
-
-
 def _action(findings: Sequence[Finding]) -> list[RenderableType]:
     """One thing that is wrong, on one node or on several: named once, then the fix on each.
 
@@ -164,3 +161,29 @@ def _command_and_note(finding: Finding) -> tuple[str, str]:
         return finding.hint, ""
     note = note.strip(" ;")
     return finding.fix, note[1:-1] if note.startswith("(") and note.endswith(")") else note
+
+
+@dataclass(frozen=True)
+class Fix:
+    """A command for the controller's terminal, and the findings that it fixes."""
+
+    command: Command
+    fixes: tuple[Finding, ...]
+
+    @property
+    def title(self) -> str:
+        """What it fixes where: "laptop, python.packages: torch is not installed"."""
+        return "; ".join(f"{finding.node or 'this machine'}, {finding.check}: {finding.message}" for finding in self.fixes)
+
+
+def offered_fixes(findings: Iterable[Finding]) -> list[Fix]:
+    """Failures first, then warnings; a command that fixes several things comes once. Findings without a fix are left out."""
+    by_command: dict[Command, list[Finding]] = {}
+    for finding in sorted((finding for finding in findings if finding.fix), key=lambda finding: finding.level != "fail"):
+        by_command.setdefault(finding.fix, []).append(finding)
+    return [Fix(command, tuple(fixed)) for command, fixed in by_command.items()]
+
+
+def fixed_by_hand(findings: Iterable[Finding]) -> list[Finding]:
+    """What no command can fix alone: a decision, an edit, a cable."""
+    return [finding for finding in findings if finding.level != "ok" and not finding.fix]

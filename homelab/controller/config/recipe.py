@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import model_validator
 
 from homelab.controller.base.models import ConfigModel
-from homelab.controller.config.deciding import deciding
 from homelab.controller.config.environment import RecipeEnvironment, refusal_of_the_law
 from homelab.shared.recipe import Checkpoint, Data, Method, Model, Parallel, Recovery, Script, Tracking, Train
+from homelab.shared.recipe.neutral import NEUTRAL
+
+_SECTIONS = ("model", "data", "method", "train", "script")  # the others may change on a recovery
+_BY_EVALUATION = ("keep_best", "early_stopping")  # of [train]
 
 
 class RunSections(ConfigModel):
@@ -102,3 +107,21 @@ def parse_recipe(content: object, *, strict: bool | None = None) -> Recipe:
     file = RecipeFile.model_validate(content, strict=strict)
     sections = {name: getattr(file, name) for name in RecipeFile.model_fields}
     return TrainRecipe(**sections) if file.script is None else ScriptRecipe(**sections)
+
+
+def deciding(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of the recipe that its fingerprint is made of. Raises KeyError, TypeError or AttributeError for what is no recipe."""
+    law: dict[str, Any] = {name: recipe.get(name) for name in _SECTIONS}
+    for name, neutral in NEUTRAL.items():
+        if law[name]:
+            law[name] = {key: value for key, value in law[name].items() if key not in neutral or value != neutral[key]}
+    if law["method"]:
+        law["method"].pop("backend", None)  # the library (transformers or Unsloth) is no part of the law
+    if law["train"]:
+        if any(law["train"].get(key) for key in _BY_EVALUATION):
+            law["eval_every_steps"] = recipe["tracking"].get("eval_every_steps")
+        else:
+            law["train"] = {key: value for key, value in law["train"].items() if key not in _BY_EVALUATION}
+    if law["script"] and recipe.get("environment"):
+        law["environment"] = recipe["environment"]  # a program may read any of it
+    return law

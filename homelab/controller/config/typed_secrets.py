@@ -39,7 +39,9 @@ HELP = "log in on the node (hf auth login, wandb login), or export HF_TOKEN wher
 def found(words: Sequence[str]) -> str | None:
     """What of a command's words is a secret, in words that do not say it; None for none."""
     for number, word in enumerate(words):
-        name, value = _named(word)
+        # (name, value) of --name=value and name=value; ("name", "") of --name; ("", "") of any other word.
+        match = _OPTION.fullmatch(word) or _ASSIGNED.fullmatch(word)
+        name, value = (match[1], match[2] or "") if match else ("", "")
         if not value and word.startswith("-") and number + 1 < len(words) and not words[number + 1].startswith("-"):
             value = words[number + 1]
         if name and value and is_secret_name(name) and not _HARMLESS_VALUE.fullmatch(value):
@@ -87,9 +89,3 @@ def is_secret_name(name: str) -> bool:
     return not _HARMLESS_NAME.search(plain) and (
         secrets.names_a_secret(plain) or plain.lower() in ("pwd", "pat", "passphrase", "auth", "authorization")
     )
-
-
-def _named(word: str) -> tuple[str, str]:
-    """(name, value) of --name=value and name=value; ("name", "") of --name; ("", "") of any other word."""
-    match = _OPTION.fullmatch(word) or _ASSIGNED.fullmatch(word)
-    return (match[1], match[2] or "") if match else ("", "")

@@ -29,7 +29,7 @@ def lay(columns: Sequence[Column], rows: Sequence[Sequence[Text]], width: int, *
     full = [row for row in rows if len(row) == len(columns)]
     kept = [number for number, column in enumerate(columns) if column.importance == 0 or any(row[number].plain for row in full)]
     widths = {number: max([cell_len(columns[number].title), *(cell_len(row[number].plain) for row in full)]) for number in kept}
-    while _total(kept, widths, indent) > width:
+    while indent + sum(widths[number] for number in kept) + _GAP * (len(kept) - 1) > width:
         optional = [number for number in kept if columns[number].importance]
         if not optional:
             break
@@ -57,10 +57,6 @@ def ends(left: Text, right: Text, width: int) -> Text:
     line = clip(left, room) if room > 0 else Text()
     line.append(" " * max(1, width - cell_len(line.plain) - cell_len(right.plain)))
     return clip(line.append_text(right), width)
-
-
-def _total(kept: Sequence[int], widths: dict[int, int], indent: int) -> int:
-    return indent + sum(widths[number] for number in kept) + _GAP * (len(kept) - 1)
 
 
 def _line(cells: Sequence[Text], columns: Sequence[Column], kept: Sequence[int], widths: dict[int, int], indent: int) -> Text:

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from homelab.controller.base.hint import Hint, homelab
+from homelab.controller.base.hint import NO_COMMAND, Hint, homelab
 from homelab.controller.base.sanitize import plain_lines
-from homelab.controller.dashboard import eta, step_rate
+from homelab.controller.dashboard import step_rate
 from homelab.controller.dashboard.event_rows import event_rows
-from homelab.controller.dashboard.next_commands import next_commands
 from homelab.controller.dashboard.node_rows import age_s, left_out, node_row, rank_rows, replies_of_ranks
-from homelab.controller.dashboard.snapshot import LossPoint, Snapshot
+from homelab.controller.dashboard.snapshot import LossPoint, NextCommand, Snapshot
+from homelab.controller.diagnose.cause import Diagnosis
 from homelab.controller.planning.types import Plan
 from homelab.controller.run import ownership
 from homelab.controller.run.ownership import Ownership
@@ -109,7 +109,7 @@ def _training(
         "loss": history[-1].loss if history else None, "loss_history": history, "eval_losses": eval_losses(lines),
         "tokens_per_s": sum(rates) if rates else None, "efficiency": reached if is_running else None, "planned_efficiency": planned,
         "is_efficiency_measured": bool(plan and plan.time and plan.time.is_measured),
-        "eta_s": eta.eta_s(lines, step, total, step_tokens) if is_running else None, "ranks": rank_rows(replies, plan, attempt, of_rank),
+        "eta_s": step_rate.eta_s(lines, step, total, step_tokens) if is_running else None, "ranks": rank_rows(replies, plan, attempt, of_rank),
     }  # fmt: skip
 
 
@@ -181,3 +181,25 @@ def by_rank(train: Iterable[Metric], attempt: int) -> dict[int, list[Metric]]:
         if line.attempt == attempt:
             of_rank.setdefault(line.rank, []).append(line)
     return of_rank
+
+
+def next_commands(state: State, run: str, diagnosis: Diagnosis | None = None, *, is_script: bool = False) -> tuple[NextCommand, ...]:
+    """What a person may want to type in this state, without options.
+
+    The model of a program of one's own (`is_script`) cannot be asked. Where the fix of the `diagnosis` is a new training, to recover the old one is not what comes next.
+    """
+    commands = {
+        "launch": diagnosis.launch if diagnosis else NO_COMMAND,
+        "follow": homelab("status", run),
+        "logs": homelab("logs", run),
+        "stop": homelab("stop", run),
+        "recover": homelab("recover", run),
+        "ask it": homelab(f"chat {run} --prompt '...'"),
+    }
+    wanted: dict[State, tuple[str, ...]] = {
+        "done": ("logs",) if is_script else ("ask it", "logs"),
+        "failed": ("launch" if commands["launch"] else "recover", "logs"),
+        "lost": ("recover", "follow", "stop"),
+        "stopped": ("recover", "logs"),
+    }
+    return tuple(NextCommand(purpose=name, command=commands[name]) for name in wanted.get(state, ("follow", "stop", "recover")))

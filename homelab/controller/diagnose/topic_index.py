@@ -1,19 +1,57 @@
-"""The index of the topics of `homelab explain`: their texts, and the topic that a diagnosis belongs to. Pure data and look-ups."""
+"""The topics of `homelab explain`, which are in the folder topics/, and the topic that a diagnosis belongs to. Pure data and look-ups."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
+from dataclasses import dataclass, fields
 
-from homelab.controller.diagnose import endings, matching
-from homelab.controller.diagnose import topic as topic_file
+from homelab.controller.diagnose import data_file, endings, matching
 from homelab.controller.diagnose.rules import Rule
-from homelab.controller.diagnose.topic import Topic
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One way a training on machines at home goes wrong.
+
+    `seen` is what a person meets (of a log, as it is printed there). `do` are the steps, the most useful first; a command
+    among them stands as it is typed, with NODE, RUN, RECIPE and ADDRESS for the reader's own. `checks` are ids of preflight's checks
+    that are about this (each belongs to one topic), `checks_too` others that may find it; `rules` are ids of `rules` and `endings`
+    that lead here. `words` are further words a person may look it up by. `says` is a regular expression of messages that mean
+    this topic although their rule is a general one; `lines` is one of lines that homelab itself writes of a run. `next_command` is
+    what a reader may type first, where it is not the check that finds it.
+    """
+
+    id: str
+    title: str
+    seen: tuple[str, ...]
+    cause: str
+    do: tuple[str, ...]
+    checks: tuple[str, ...] = ()
+    checks_too: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    says: str = ""
+    lines: str = ""
+    next_command: str = ""
+
+
+def load_topics(name: str) -> tuple[str, tuple[Topic, ...]]:
+    """(heading, topics) of the file homelab/controller/diagnose/topics/NAME.toml. The line breaks of `cause` are blanks."""
+    document = data_file.load(f"topics/{name}.toml")
+    return document["heading"], tuple(_topic(entry) for entry in document["topics"])
+
+
+def _topic(entry: dict[str, str | list[str]]) -> Topic:
+    assert entry.keys() <= {field.name for field in fields(Topic)}, entry
+    values = {key: tuple(value) if isinstance(value, list) else " ".join(value.split()) for key, value in entry.items()}
+    return Topic(**values)  # type: ignore[arg-type]
+
 
 FILES = ("network", "gpu", "machine", "software", "training", "recovery")  # in the order in which they are listed
 # Heading -> topics.
-GROUPS = dict(topic_file.load(name) for name in FILES)
+GROUPS = dict(load_topics(name) for name in FILES)
 TOPICS: tuple[Topic, ...] = tuple(topic for group in GROUPS.values() for topic in group)
 _BY_ID = {topic.id: topic for topic in TOPICS}
 _BY_RULE = {rule: topic for topic in TOPICS for rule in topic.rules}
@@ -53,7 +91,7 @@ def find(query: str) -> tuple[Topic, ...]:
     if own:
         return own
     subject, _, check = name.partition(".")
-    of_subject = _of_subject(subject)
+    of_subject = tuple(topic for topic in TOPICS if any(check.partition(".")[0] == subject for check in topic.checks))
     of_words = () if check and of_subject else _of_words(query)  # a check that no topic has: those of its subject
     return tuple(topic for topic in TOPICS if topic in of_subject or topic in of_words)
 
@@ -81,10 +119,6 @@ def vocabulary() -> tuple[str, ...]:
     """All ids and the words of all titles: what a mistyped word may have meant."""
     words = {word for topic in TOPICS for word in _words(topic.title) if len(word) > 3}
     return (*_BY_ID, *sorted(words - _BY_ID.keys()))
-
-
-def _of_subject(subject: str) -> tuple[Topic, ...]:
-    return tuple(topic for topic in TOPICS if any(check.partition(".")[0] == subject for check in topic.checks))
 
 
 def _of_words(query: str) -> tuple[Topic, ...]:

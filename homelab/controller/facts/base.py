@@ -28,11 +28,6 @@ def refuse_absurd(value: Any, depth: int = 0, is_file: bool = False) -> None:
         raise ValueError("it holds a number that no machine has")
 
 
-def _addresses(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Those that are addresses: the planner calculates with them."""
-    return tuple(text for text in texts if _is_address(text))
-
-
 def address(text: str) -> str:
     """The text. Raises ValueError where it is no address."""
     if not _is_address(text) or "/" in text:
@@ -49,7 +44,7 @@ def _is_address(text: str) -> bool:
 
 
 # Words that hints make commands of. Process 0 and below are groups of processes to kill(1).
-Addresses = Annotated[tuple[str, ...], AfterValidator(_addresses)]
+Addresses = Annotated[tuple[str, ...], AfterValidator(lambda texts: tuple(text for text in texts if _is_address(text)))]
 Address = Annotated[str, AfterValidator(address)]
 Mac = Annotated[str, Field(pattern=r"^([0-9a-f]{2}:){5}[0-9a-f]{2}$")]
 Pid = Annotated[int | None, AfterValidator(lambda pid: pid if pid is None or pid > 0 else None)]

@@ -128,10 +128,6 @@ def _after(clean: Callable[[Any], Any]) -> Callable[[CoreSchema], CoreSchema]:
     return lambda schema: core_schema.no_info_after_validator_function(clean, schema)
 
 
-def _before(check: Callable[[Any], Any]) -> Callable[[CoreSchema], CoreSchema]:
-    return lambda schema: core_schema.no_info_before_validator_function(check, schema)
-
-
 def _else(instead: Any) -> Callable[[CoreSchema], CoreSchema]:
     """What cannot be read becomes `instead`."""
 
@@ -168,7 +164,7 @@ _RULES: dict[Mark, Callable[[CoreSchema], CoreSchema]] = {
     marks.OR_NONE: _else(None),
     marks.OR_EMPTY: _else(""),
     marks.READABLE: _readable,
-    marks.FEW_LINES: _before(_few_lines),
+    marks.FEW_LINES: lambda schema: core_schema.no_info_before_validator_function(_few_lines, schema),
     marks.ADDRESS: _after(base.address),
     marks.PROCESS: _after(lambda pid: pid if pid is None or pid > 0 else None),
 }

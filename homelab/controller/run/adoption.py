@@ -12,7 +12,7 @@ from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.sanitize import plain
 from homelab.controller.facts.node_commands import on_node, path_word
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import event_log, fingerprint, run_record, run_schema, store
+from homelab.controller.run import event_log, fingerprint, run_record, store
 from homelab.controller.run import shipped_files as shipped
 from homelab.controller.run.events import event
 from homelab.controller.run.paths import RunPaths
@@ -66,7 +66,7 @@ def take_description(fleet: Fleet, paths: RunPaths, answers: Mapping[str, Mappin
     whole = {
         node: answer["run_json"]
         for node, answer in answers.items()
-        if answer["run_json"] and run_record.fault(answer["run_json"], of_node=True) is None and run_schema.is_known(answer["run_json"])
+        if answer["run_json"] and run_record.fault(answer["run_json"], of_node=True) is None and run_record.is_known(answer["run_json"])
     }
     for node, answer in () if whole else answers.items():
         _refuse_other_schema(fleet, paths, node, answer)
@@ -118,19 +118,15 @@ def _keep(paths: RunPaths, run_json: Mapping[str, Any], answers: Mapping[str, Ma
     is_known = store.read_object(paths.checks_json).get(RUN_DIGEST) == agreed  # this machine launched it
     asks = not is_known and bool(recipe.get("script") or recipe.get("environment") or (others and len(agreeing) < 2))
     store.write_json(paths.adopted_json, {"nodes": agreeing, "sha256": agreed, "asks": asks})
-    store.write_json(paths.run_json, _of_nodes(run_json))
-    return agreeing
-
-
-def _of_nodes(run_json: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with no shipped file said to lie on this machine: only the one of the launch knows where."""
+    # No shipped file is said to lie on this machine: only the machine of the launch knows where.
     data = {
         role: {**entry, "path": f"/{shipped.copy_of(entry)}"}
         if entry is not None and entry.get("sent") == "shipped" and shipped.original_of(entry)
         else entry
         for role, entry in run_json["data"].items()
     }
-    return {key: value for key, value in run_json.items() if key != "typed" or _is_typed(value)} | {"data": data}
+    store.write_json(paths.run_json, {key: value for key, value in run_json.items() if key != "typed" or _is_typed(value)} | {"data": data})
+    return agreeing
 
 
 def _is_typed(value: object) -> bool:
@@ -170,7 +166,7 @@ def _agreed(fleet: Fleet, paths: RunPaths, described: Mapping[str, Mapping[str, 
 
 def _refuse_other_schema(fleet: Fleet, paths: RunPaths, node: str, answer: Mapping[str, Any]) -> None:
     if answer["run_json"]:
-        run_schema.refuse_other(answer["run_json"], f"node {node}, run {paths.name}", _aside(fleet, node, paths.name))
+        run_record.refuse_other(answer["run_json"], f"node {node}, run {paths.name}", _aside(fleet, node, paths.name))
 
 
 def _look_and_aside(fleet: Fleet, node: str, run: str) -> tuple[str, str]:

@@ -1,11 +1,15 @@
-"""events.jsonl of a run's folder: what happened, one JSON object per line."""
+"""events.jsonl of a run's folder: what happened, one JSON object per line; also that a node has removed secrets of a run that is over."""
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from homelab.controller.remote.poll_reply import is_moment
+from homelab.controller.run import events
 from homelab.controller.run.events import Event
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.store import append_lines, read_lines
@@ -38,3 +42,20 @@ def gather(paths: RunPaths, new: list[dict[str, Any]]) -> None:
     """Write down what was written down elsewhere. Two machines never write at the same instant, so the time tells what is known."""
     times = {line["time"] for line in lines(paths)} if new else set()
     append_lines(paths.events_jsonl, [{**line, _GATHERED: True} for line in new if line["time"] not in times])
+
+
+def tell_secrets_removed(runs_dir: Path, answers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A line for every run whose secrets were still on a node, from the nodes' answers to "runs"; an event of the run, too."""
+    return [
+        f"{run} is over: {note_secrets_removed(RunPaths(runs_dir / run), node)}"
+        for node, answer in answers.items()
+        for run in answer.get("secrets_removed", ())
+    ]
+
+
+def note_secrets_removed(paths: RunPaths, node: str) -> str:
+    """Write it down, unless this controller does not know the run; the words."""
+    text = f"the token that {node} had kept was removed: this run was not ended there in the usual way"
+    if os.path.isfile(paths.run_json):
+        append(paths, events.note(text))
+    return text

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from homelab.controller.config.deciding import deciding
-from homelab.controller.config.recipe import Recipe
+from homelab.controller.config.recipe import Recipe, deciding
 from homelab.controller.facts.training import ModelFacts, ModelFile
 from homelab.controller.planning.types import Plan
 from homelab.shared.recipe import Precision

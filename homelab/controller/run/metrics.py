@@ -9,7 +9,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from homelab.controller.facts.reading import is_readable
@@ -75,7 +75,7 @@ class Gathered:
             self._lines, self._has_doubles = {}, False
         text = _bytes(self._paths, start, size_bytes)
         text = text[: text.rfind(b"\n") + 1]  # another process may be in the middle of a line
-        for line in _objects(text):
+        for line in filter(is_line, files.json_objects(text.decode("utf-8", "replace").split("\n"))):
             self._has_doubles = self._has_doubles or key(line) in self._lines
             self._lines[key(line)] = line
         self._read_to = (inode, start + len(text))
@@ -97,10 +97,6 @@ def _bytes(paths: RunPaths, start: int, end: int) -> bytes:
             return stream.read(max(0, end - start))
     except OSError:
         return b""
-
-
-def _objects(text: bytes) -> Iterable[Line]:
-    return filter(is_line, files.json_objects(text.decode("utf-8", "replace").split("\n")))
 
 
 @contextlib.contextmanager

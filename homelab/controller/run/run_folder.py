@@ -16,7 +16,7 @@ from homelab.controller.config.recipe import Recipe
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.remote.poll_reply import is_moment
-from homelab.controller.run import adoption, event_log, run_record, run_schema, store
+from homelab.controller.run import adoption, event_log, run_record, store
 from homelab.controller.run.events import event
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.run_record import plan_in, recipe_in
@@ -35,7 +35,7 @@ class Description:
 def description_of(paths: RunPaths) -> Description:
     """Raises HomelabError when the run's folder is damaged, or another version's."""
     run_json = store.read_object(paths.run_json)
-    run_schema.refuse_other(run_json, str(paths.root), _aside(paths, "old"))
+    run_record.refuse_other(run_json, str(paths.root), _aside(paths, "old"))
     recipe = recipe_in(run_json)
     if recipe is None:
         is_there = os.path.exists(paths.run_json)
@@ -123,7 +123,7 @@ def repair(fleet: Fleet, paths: RunPaths, say: Say) -> None:
     An attempt of which only its number is left, here and on all nodes, did not come to its start: the plan before it counts.
     Raises HomelabError when no node that answers has what is missing, or when they do not agree on it, and for a run of another version.
     """
-    run_schema.refuse_other(store.read_object(paths.run_json), str(paths.root), _aside(paths, "old"))
+    run_record.refuse_other(store.read_object(paths.run_json), str(paths.root), _aside(paths, "old"))
     if is_whole(paths):
         return
     say(f"the folder of {paths.name} is damaged: asking the nodes for it")

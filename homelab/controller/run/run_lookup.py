@@ -10,8 +10,7 @@ from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.base.hint import homelab
 from homelab.controller.base.say import Say
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import adoption, run_folder, store, supervisor_record
-from homelab.controller.run import removed_secrets as leftovers
+from homelab.controller.run import adoption, event_log, run_folder, store, supervisor_record
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.state import FINISHED
 from homelab.shared.protocol import layout, lock
@@ -44,7 +43,7 @@ def _choose(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPath
             _refuse_unreadable(RunPaths(runs_dir / name))
     say("asking the nodes for their runs")
     answers, unreachable = fleet.ask("runs")
-    leftovers.tell(runs_dir, answers)
+    event_log.tell_secrets_removed(runs_dir, answers)
     entries = [(entry, node) for node, answer in answers.items() for entry in answer["runs"]]
     remote = {entry["name"]: entry["created_at"] or 0.0 for entry, _ in entries}
     created = {paths.name: run_folder.created_at(paths) for paths in local}

@@ -140,7 +140,8 @@ class _Attempts:
         if not self._is_connected:
             self._is_connected = True
             self.samples_ms.append(_latency_ms(self._socket, self._started))
-            self.repeats += _repeats(self._socket)
+            info = _tcp_info(self._socket)
+            self.repeats += info[_TOTAL_RETRANSMITS] if info else 0
             self.deadline = time.monotonic() + _ANSWER_S
             selector.modify(self._socket, selectors.EVENT_READ, self)
             return True
@@ -190,11 +191,6 @@ def _latency_ms(connection: socket.socket, started: float) -> float:
     if info is None or info[_TOTAL_RETRANSMITS] or not info[_RTT]:
         return by_clock
     return min(by_clock, round(float(info[_RTT]) / 1000.0, 3))
-
-
-def _repeats(connection: socket.socket) -> int:
-    info = _tcp_info(connection)
-    return info[_TOTAL_RETRANSMITS] if info else 0
 
 
 def _tcp_info(connection: socket.socket) -> tuple[Any, ...] | None:

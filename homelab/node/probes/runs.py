@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
-from homelab.node.run import attempt_records, claims, leftovers, ownership
+from homelab.node.run import attempt_records, claims, ownership, secret_files
 from homelab.node.system import processes
 from homelab.shared.protocol import files, layout
 from homelab.shared.protocol.run_messages import RunAtWork, RunRecovered
@@ -30,7 +30,7 @@ def read(request: JsonObject) -> JsonObject:
         "alive": sorted(pids_of),
         "at_work": at_work,
         "recovered": recovered,
-        "secrets_removed": leftovers.remove_secrets(request["workdir"]),
+        "secrets_removed": secret_files.remove_leftovers(request["workdir"]),
     }
 
 

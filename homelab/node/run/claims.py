@@ -50,7 +50,8 @@ def claim(request: JsonObject) -> Claimed:
         _refuse_stopped(folder, run, age_s)
         _refuse_superseded(request)
         if request.get("alone"):
-            _refuse_known(request["workdir"], run)
+            if os.path.exists(os.path.join(paths.run_dir(request["workdir"], run), "run.json")):
+                raise RefusedError("taken", f"a run called {run} is on this node already", see(run) + "; or launch once more")
             started = files.read_object(os.path.join(folder, ".started")) or {}
             if started.get("run") != run and boot_clock.passed_s(started) <= age_s:
                 return Claimed(holder=_shown(started, started.get("run"), is_started=True))
@@ -66,7 +67,7 @@ def claim(request: JsonObject) -> Claimed:
 def release(request: JsonObject) -> JsonObject:
     """Give up the claim of `token`; every other claim stays."""
     with locked(request["workdir"]) as folder:
-        is_ours = _token(folder, request["run"]) == request["token"]
+        is_ours = (files.read_object(_file(folder, request["run"])) or {}).get("token") == request["token"]
         if is_ours:
             _remove(_file(folder, request["run"]))
     return {"released": is_ours}
@@ -227,12 +228,6 @@ def _newest(request: JsonObject) -> int:
     return (paths.attempts(paths.run_dir(request["workdir"], request["run"])) or [0])[-1]
 
 
-def _refuse_known(workdir: str, run: str) -> None:
-    """Refuse a launch of a run that this node already has."""
-    if os.path.exists(os.path.join(paths.run_dir(workdir, run), "run.json")):
-        raise RefusedError("taken", f"a run called {run} is on this node already", see(run) + "; or launch once more")
-
-
 def _taken(run: str, current: JsonObject) -> RefusedError:
     holder = _shown(current, run)
     return RefusedError("taken", f"{run} is being {holder.doing} by {holder.by}", see(run))
@@ -265,10 +260,6 @@ def _claims(folder: str) -> dict[str, JsonObject]:
         if content is not None and content.get("run") == name[:-5]:
             claims[name[:-5]] = content
     return claims
-
-
-def _token(folder: str, run: str) -> Any:
-    return (files.read_object(_file(folder, run)) or {}).get("token")
 
 
 def _file(folder: str, run: str) -> str:

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
-from homelab.node.run import attempt_records, leftovers, ownership, supervisor_host
+from homelab.node.run import attempt_records, ownership, secret_files, supervisor_host
 from homelab.node.system import boot_clock, processes, utilisation
 from homelab.shared.protocol import files, layout, manifest, message
 from homelab.shared.protocol.rank_messages import LogTail, RankReply
@@ -63,7 +63,7 @@ def runs(request: JsonObject) -> Runs:
                 busy=ownership.busy(request["workdir"], name),
             )
         )
-    return Runs(runs=tuple(known_runs), secrets_removed=tuple(leftovers.remove_secrets(request["workdir"])))
+    return Runs(runs=tuple(known_runs), secrets_removed=tuple(secret_files.remove_leftovers(request["workdir"])))
 
 
 def describe(request: JsonObject) -> Described:
@@ -103,7 +103,7 @@ def _run(folder: str, request: JsonObject) -> RunReply:
         torchrun_tail=tuple(files.tail(os.path.join(node_dir, "err.log"), int(request.get("torchrun_lines", 60)))),
         checkpoints=tuple(manifest.steps(folder)),
         final=os.path.exists(os.path.join(folder, "final", "README.md")),
-        secrets_removed=bool(agent) and not agent_alive and bool(leftovers.remove_secrets(request["workdir"], request["run"])),
+        secrets_removed=bool(agent) and not agent_alive and bool(secret_files.remove_leftovers(request["workdir"], request["run"])),
     )
 
 

@@ -14,6 +14,8 @@ import stat
 import tempfile
 from typing import TYPE_CHECKING
 
+from homelab.node import paths
+from homelab.node.system import processes
 from homelab.shared.protocol import files, layout, secrecy
 
 if TYPE_CHECKING:
@@ -193,3 +195,42 @@ def _cover_in(path: str, values: list[bytes]) -> None:
             while at >= 0:
                 written[at : at + len(value)] = b"*" * len(value)
                 at = written.find(value, at + len(value))
+
+
+def remove_leftovers(workdir: str, run: str | None = None) -> list[str]:
+    """Remove the secrets of runs that nothing is alive of here (`run`: of this one alone); their names, rising.
+
+    The next start of such a run brings them anew.
+    """
+    root = os.path.join(paths.expand(workdir), layout.RUNS)
+    real = os.path.realpath(root)
+    names = {os.path.basename(owner) for owner in owners() if os.path.dirname(owner) == real}
+    removed = []
+    for name in sorted(names & {layout.checked(run)} if run else names):
+        folder = os.path.join(root, name)
+        if _is_over(folder):
+            remove(folder)
+            if not has(folder):
+                removed.append(name)
+    return removed
+
+
+def _is_over(folder: str) -> bool:
+    """The newest attempt has begun here, or ended, and no process of this folder is left. One that is about to begin has not begun."""
+    if _has_processes(folder):
+        return False
+    if not os.path.isdir(folder):  # a person has deleted it
+        return True
+    newest = next(reversed(paths.attempts(folder)), None)
+    if newest is None:
+        return False
+    nodes = os.path.join(paths.attempt_dir(folder, newest), "nodes")  # under the name that this node had then
+    names = os.listdir(nodes) if os.path.isdir(nodes) else []
+    return any(os.path.exists(os.path.join(nodes, name, file)) for name in names for file in ("agent.json", "exit.json"))
+
+
+def _has_processes(folder: str) -> bool:
+    """By the folder they were started with: practice nodes share one /proc."""
+    mark = b"HOMELAB_RUN_DIR=" + os.fsencode(folder)
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+    return any(mark in processes._environment(pid) and processes.is_alive(pid) for pid in pids)

@@ -1,14 +1,16 @@
-"""Makes and removes the worker environment, from files that lie on this node. uv asks no network."""
+"""Makes and removes the worker environment, from files that lie on this node, also the Python that was sent. uv asks no network."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import tarfile
+import tempfile
 import zipfile
 from typing import TYPE_CHECKING
 
-from homelab.node.setup import installed, pieces, record, sent_python
+from homelab.node.setup import installed, pieces, record
 from homelab.shared.protocol import files
 from homelab.shared.protocol.digest import file_sha256
 from homelab.shared.protocol.errors import Refusal
@@ -17,6 +19,7 @@ from homelab.shared.protocol.setup_messages import SetupMade, SetupRemoved
 if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
 
+ARCHIVE = "python.tar.gz"
 _UV_LIMIT_S = 3000.0  # below the controller's limit, so that the reason is told
 
 
@@ -41,7 +44,7 @@ def make(request: JsonObject) -> SetupMade:
         made = record.note(environment)
         record.write({**made, "locks": {**made["locks"], environment: ""}})
         if not keeps:
-            _uv(lock, "venv", "--clear", "--python", request["python"] or sent_python.unpack(request["version"]), environment)
+            _uv(lock, "venv", "--clear", "--python", request["python"] or unpack(request["version"]), environment)
         wheels = os.path.join(record.folder(), "wheels")
         os.makedirs(wheels, exist_ok=True)
         python = os.path.join(environment, "bin", "python")
@@ -133,3 +136,36 @@ def _uv(lock: int, *arguments: str) -> list[str]:
         kind = "full" if "No space left" in done.stdout else "refused"
         raise Refusal(f"uv {' '.join(arguments[:2])} failed: {text}", where=record.folder(), hint="homelab setup --check", kind=kind)
     return lines
+
+
+def unpack(version: str) -> str:
+    """The path of the program of this version ("3.12"). It is unpacked once, and gets its place with one rename.
+
+    Raises Refusal for an archive without that program, ValueError for entries that lead out of the folder.
+    """
+    archive = pieces.place(ARCHIVE)
+    folder = os.path.join(record.folder(), f"python-{file_sha256(archive)[:16]}")
+    program = os.path.join(folder, "bin", f"python{version}")
+    if not os.path.isdir(folder):
+        partial = tempfile.mkdtemp(prefix=".python-", dir=record.folder())
+        try:
+            with tarfile.open(archive, "r:gz") as entries:
+                for entry in entries:
+                    _check_entry(entry)
+                    entries.extract(entry, partial)
+            os.chmod(partial, 0o755)
+            os.replace(partial, folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    if not os.access(program, os.X_OK):
+        raise Refusal(f"the Python that was sent holds no python{version}", where=archive, hint="homelab setup")
+    return program
+
+
+def _check_entry(entry: tarfile.TarInfo) -> None:
+    """Raises ValueError. Not tarfile's own filter, which Python 3.9 may be without."""
+    paths = [entry.name] + ([os.path.join(os.path.dirname(entry.name), entry.linkname)] if entry.issym() else [])
+    if not (entry.isfile() or entry.isdir() or entry.issym()) or any(
+        os.path.isabs(path) or os.path.normpath(path).startswith("..") for path in paths
+    ):
+        raise ValueError(f"unexpected entry in the archive: {entry.name!r}")

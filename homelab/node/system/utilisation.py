@@ -1,12 +1,14 @@
-"""How busy a node is: CPU, memory, GPUs. Standard library and `nvidia-smi` only."""
+"""How busy a node is: CPU, memory, GPUs, and what its network cards have carried. Standard library and `nvidia-smi` only."""
 
 from __future__ import annotations
 
 import csv
+import os
 import time
 from typing import TYPE_CHECKING
 
-from homelab.node.system import network_traffic, programs
+from homelab.node.system import programs
+from homelab.shared.protocol.run_messages import NodeLoad
 
 if TYPE_CHECKING:
     from typing import Any
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
     from homelab.shared.protocol.run_messages import NodeLoad
 
+_COUNTERS = "/proc/net/dev"
+_INTERFACES = "/sys/class/net"
 _GPU_FIELDS = (
     "index",
     "name",
@@ -33,7 +37,7 @@ def read() -> NodeLoad:
     """How busy the machine is now."""
     total, available = memory()
     used = total - (available or 0) if total else None
-    return network_traffic.read().replace(cpu_percent=cpu_percent(), memory_used_bytes=used, memory_total_bytes=total)
+    return read_traffic().replace(cpu_percent=cpu_percent(), memory_used_bytes=used, memory_total_bytes=total)
 
 
 def memory() -> tuple[int | None, int | None]:
@@ -145,3 +149,28 @@ def _number(text: str) -> float | None:
 
 def _mebibytes(value: float | None) -> int | None:
     return None if value is None else int(value * 1024 * 1024)
+
+
+def read_traffic() -> NodeLoad:
+    """Bytes received and sent since the machine started, and when they were counted; None where the kernel does not tell."""
+    try:
+        with open(_COUNTERS) as stream:
+            counted = parse_traffic(stream.read())
+    except (OSError, ValueError, IndexError):
+        return NodeLoad()
+    names = [name for name in counted if name != "lo"]
+    # What a bridge, a container or a tunnel carries passes a real card once more. Where there is no real card (a container) all count.
+    real = [name for name in names if os.path.exists(os.path.join(_INTERFACES, name, "device"))]
+    pairs = [counted[name] for name in real or names]
+    return NodeLoad(received_bytes=sum(pair[0] for pair in pairs), sent_bytes=sum(pair[1] for pair in pairs), counted_at_s=time.monotonic())
+
+
+def parse_traffic(text: str) -> dict[str, tuple[int, int]]:
+    """Interface -> (bytes received, bytes sent) of the text of /proc/net/dev."""
+    counted = {}
+    for line in text.splitlines():
+        name, colon, fields = line.partition(":")
+        if colon:
+            words = fields.split()
+            counted[name.strip()] = (int(words[0]), int(words[8]))
+    return counted

@@ -19,13 +19,11 @@ from homelab.shared.protocol import quantisation
 from homelab.shared.protocol.quantisation import Stored
 
 # How a model's files hold its weights. Any other word is the `quant_method` of its config.json.
-PLAIN, BNB_4BIT, BNB_8BIT, WIDENED, FOREIGN = (
-    "16 or 32 bits",
-    "bitsandbytes in 4 bits",
-    "bitsandbytes in 8 bits",
-    "made 16 bits wide while read",
-    "another quantisation",
-)
+PLAIN = "16 or 32 bits"
+BNB_4BIT = "bitsandbytes in 4 bits"
+BNB_8BIT = "bitsandbytes in 8 bits"
+WIDENED = "made 16 bits wide while read"
+FOREIGN = "another quantisation"
 FULL, LORA, LORA_8BIT, QLORA = "full", "lora", "lora 8bit", "qlora"
 METHODS = (FULL, LORA, LORA_8BIT, QLORA)
 # What a merge can be made onto.
@@ -132,19 +130,15 @@ def checkpoint_refusal(stored: Stored | None, kind: str, base: str, original: st
 
 # What an adapter is put on.
 LINEAR, TRANSPOSED, EXPERTS, MATRIX = "a linear layer", "a transposed linear layer", "the experts of a layer", "a matrix parameter"
-EMBEDDING, TIED_EMBEDDING, HEAD, TIED_HEAD = (
-    "the embeddings",
-    "the embeddings that are also the head",
-    "the head",
-    "the head that is also the embeddings",
-)
+EMBEDDING = "the embeddings"
+TIED_EMBEDDING = "the embeddings that are also the head"
+HEAD = "the head"
+TIED_HEAD = "the head that is also the embeddings"
 CONVOLUTION, ATTENTION = "a convolution", "torch's own attention"
 OWN_LINEAR, OWN_EMBEDDING = "a linear layer with a computation of its own", "embeddings with a computation of their own"
-UNKNOWN, FIXED_HEAD, SHARED = (
-    "a kind of layer that homelab does not know",
-    "a head or embeddings that stay one",
-    "a weight of several layers",
-)
+UNKNOWN = "a kind of layer that homelab does not know"
+FIXED_HEAD = "a head or embeddings that stay one"
+SHARED = "a weight of several layers"
 
 ENDS = ("lm_head", "embed_tokens")  # how most models name head and embeddings
 ADDED, UNTIED = "added", "untied"  # untied: head and embeddings become two tensors, and config.json says so

@@ -13,15 +13,13 @@ if TYPE_CHECKING:
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json")
 
-ADAPTERS, GGUF, ORIGINAL, ONNX, FRAMEWORK, DIFFUSION, SENTENCES = (
-    "adapters",
-    "gguf",
-    "original",
-    "onnx",
-    "framework",
-    "diffusion",
-    "sentences",
-)
+ADAPTERS = "adapters"
+GGUF = "gguf"
+ORIGINAL = "original"
+ONNX = "onnx"
+FRAMEWORK = "framework"
+DIFFUSION = "diffusion"
+SENTENCES = "sentences"
 _SAME = "[model] name = the same model in the form of transformers (config.json and *.safetensors; its name often ends in -hf)"
 _DECODER = "[model] name = a causal language model, which predicts the next word (Qwen/Qwen3-0.6B is one)"
 # Kind -> (what it is, after "it" or a name; the edit of the recipe, "" where that needs more than the names of the files).

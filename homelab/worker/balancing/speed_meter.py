@@ -38,9 +38,6 @@ class _Step:
     def work_s(self) -> float:
         return sum(seconds for _, seconds in self.passes)
 
-    def and_then(self, later: _Step) -> _Step:
-        return _Step(self.passes + later.passes, self.rest_s + later.rest_s)
-
     def pace(self, pass_tokens: float) -> float:
         """Seconds per token, where a pass counts as `pass_tokens` more."""
         return sum(seconds for _, seconds in self.passes) / sum(tokens + pass_tokens for tokens, _ in self.passes)
@@ -68,7 +65,7 @@ class SpeedMeter:
         pace = step.pace(self.pass_tokens)
         self._memory.extend((tokens, seconds / pace) for tokens, seconds in passes)
         self.pass_tokens = pass_tokens(self._memory, self._believed_pass_tokens)
-        self._open = step if self._open is None else self._open.and_then(step)
+        self._open = step if self._open is None else _Step(self._open.passes + step.passes, self._open.rest_s + step.rest_s)
         if self._open.work_s >= LEAST_S:
             self._pieces.append(self._open)
             self._open = None

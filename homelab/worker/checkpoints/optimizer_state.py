@@ -26,7 +26,11 @@ def load(optimizer: Any, path: Path, device: torch.device) -> None:
         return
     optimizer.load_state_dict(state)
     if is_card:
-        _leave_the_file(optimizer)
+        # Copy the step counters into RAM. Mapped pages of the file would keep its disk space in use after it is removed.
+        for values in optimizer.state.values():
+            for name, value in values.items():
+                if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+                    values[name] = value.clone()
 
 
 def load_own(optimizer: Any, state: dict[str, Any], device: torch.device) -> None:
@@ -62,11 +66,3 @@ def load_paged(optimizer: Any, state: dict[str, Any]) -> None:
                 optimizer.page_mng.paged_tensors.append(values[name])
             else:
                 values[name] = value.to(parameter.device)
-
-
-def _leave_the_file(optimizer: Any) -> None:
-    """Copy the step counters into RAM. Mapped pages of the file would keep its disk space in use after it is removed."""
-    for values in optimizer.state.values():
-        for name, value in values.items():
-            if isinstance(value, torch.Tensor) and value.device.type == "cpu":
-                values[name] = value.clone()

@@ -6,16 +6,20 @@ rendering is that of transformers.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from homelab.worker.data import template_clock, training_templates
+from homelab.worker.data import template_clock
 from homelab.worker.data.chat_messages import Message
 from homelab.worker.data.template_traits import Traits, probed
 from homelab.worker.errors import WorkerError
 
+_TRAINING = "_training"
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _MOST_WORDS = 300  # characters of an error of the template's code
 Span = tuple[int, int]
@@ -62,8 +66,8 @@ class Template:
             own = str(self._tokenizer.get_chat_template(tools=options.get("tools")))
         if not self._learns_answers or _MARKS.search(own):
             return own
-        name = training_templates.name_of(own)
-        return own if name is None else training_templates.load(name)
+        name = training_name(own)
+        return own if name is None else training_template(name)
 
     @property
     def family(self) -> str | None:
@@ -72,7 +76,7 @@ class Template:
             own = str(self._tokenizer.get_chat_template())
         except ValueError:  # several, and none of them for rows without tools
             return None
-        return training_templates.name_of(own) if self._learns_answers and not _MARKS.search(own) else None
+        return training_name(own) if self._learns_answers and not _MARKS.search(own) else None
 
     def has_marks(self, options: Mapping[str, Any]) -> bool:
         """Whether the template says which of its text the assistant says ({% generation %})."""
@@ -120,3 +124,39 @@ class Template:
                 **{**self._tokenizer.special_tokens_map, **options},
             )
         return str(texts[0]), [(int(start), int(end)) for start, end in (spans[0] if marks else ())]
+
+
+def training_name(own: str) -> str | None:
+    """TRL's name of a model's own template; None for one that TRL does not know, or trains with as it is. Raises WorkerError if TRL is not installed.
+
+    TRL trains with templates of its own in the place of some: they mark what the assistant says, and keep what it thought in every turn. A template of
+    a model that drops its earlier thoughts (Qwen3, DeepSeek-R1), or has the end of a turn in the next one (GLM-4-MoE), cannot say which tokens the model
+    has to learn. TRL's package carries both (trl/chat_templates, NAME.jinja and NAME_training.jinja; tried with 1.16.0). They are read as files: TRL
+    itself is not imported. Rows that another release would encode otherwise are refused by their digest, as any other change of them.
+    """
+    return _names().get(own)
+
+
+def training_template(name: str) -> str:
+    """The template to train with. Raises WorkerError if TRL is not installed."""
+    return (_folder() / f"{name}{_TRAINING}.jinja").read_text(encoding="utf-8")
+
+
+@functools.cache
+def _names() -> dict[str, str]:
+    """The model's own template -> its name. As in TRL, another text is another template."""
+    names = [path.stem.removesuffix(_TRAINING) for path in sorted(_folder().glob(f"*{_TRAINING}.jinja"))]
+    own = {name: _folder() / f"{name}.jinja" for name in names}
+    return {path.read_text(encoding="utf-8"): name for name, path in own.items() if path.is_file()}
+
+
+@functools.cache
+def _folder() -> Path:
+    found = importlib.util.find_spec("trl")
+    folder = Path(found.origin).parent / "chat_templates" if found is not None and found.origin else None
+    if folder is None or not folder.is_dir():
+        raise WorkerError(
+            "the package trl is not installed here, or has no chat templates: it says which tokens of a chat are learned", where="[data] completion_only",
+            hint="homelab setup installs it on the nodes; by hand: pip install 'trl>=1.15' in the environment that cluster.toml names",
+        )  # fmt: skip
+    return folder

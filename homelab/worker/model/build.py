@@ -180,29 +180,15 @@ def load_base(
         from homelab.worker.model import int8_linear
 
         int8_linear.install(model)
-    if quantisation == NF4 and card is None:
-        keep_trainable_on_cpu(model)
-    if isinstance(dtype, torch.dtype):
-        compute_in(model, dtype)
-    return model
-
-
-def compute_in(model: Any, dtype: torch.dtype) -> None:
-    """Let 4-bit layers compute in the plan's precision: files that are quantised already say one of their own."""
     for part in model.modules():
-        if hasattr(part, "compute_dtype") and hasattr(part, "compute_type_is_set"):
-            part.compute_dtype, part.compute_type_is_set = dtype, True
-
-
-def keep_trainable_on_cpu(model: Any) -> None:
-    """Forbid bitsandbytes to repack 4-bit weights for inference.
-
-    On a CPU with AVX512-BF16, the first forward pass in eval mode repacks them for a kernel that has no gradient, and stays so:
-    every later backward pass silently stops there (bitsandbytes 0.50, nn/modules.py Linear4bit.forward; measured).
-    """
-    for part in model.modules():
-        if hasattr(part, "support_avx512bf16_for_cpu"):
+        # bitsandbytes must not repack 4-bit weights for inference. On a CPU with AVX512-BF16 the first forward pass in eval mode repacks them for a
+        # kernel that has no gradient, and every later backward pass silently stops there (bitsandbytes 0.50, Linear4bit.forward; measured).
+        if quantisation == NF4 and card is None and hasattr(part, "support_avx512bf16_for_cpu"):
             part.support_avx512bf16_for_cpu = False
+        # 4-bit layers compute in the plan's precision: files that are quantised already say one of their own.
+        if isinstance(dtype, torch.dtype) and hasattr(part, "compute_dtype") and hasattr(part, "compute_type_is_set"):
+            part.compute_dtype, part.compute_type_is_set = dtype, True
+    return model
 
 
 def _whole(loaded: tuple[Any, dict[str, Any]], path: str) -> Any:

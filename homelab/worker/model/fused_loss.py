@@ -32,11 +32,6 @@ _WHERE = "[train] fused_loss in the recipe"
 _FP16_SCALE = 1024.0
 
 
-def chunk_tokens(vocabulary: int) -> int:
-    """Tokens whose logits are in memory at the same time."""
-    return max(1, CHUNK_LOGITS // vocabulary)
-
-
 def install(model: Any, chunk: int | None = None, *, labelled_only: bool = True, gradient_at_once: bool = True) -> Callable[..., Any]:
     """Teach a causal LM of transformers to compute its loss in chunks of `chunk` tokens; `logits` of such an output are None.
 
@@ -52,7 +47,8 @@ def install(model: Any, chunk: int | None = None, *, labelled_only: bool = True,
             hint="set [train] fused_loss = false",
             needs_launch=True,
         )
-    tokens = chunk or chunk_tokens(model.config.get_text_config().vocab_size)
+    # Their logits are in memory at the same time.
+    tokens = chunk or max(1, CHUNK_LOGITS // model.config.get_text_config().vocab_size)
     original: Callable[..., Any] = model.forward
 
     # It must be a method of the model: accelerate unbinds methods and binds them again (extract_model_from_parallel).
@@ -106,7 +102,8 @@ def _flat(hidden: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, tor
 def summed_loss(model: Any, hidden: torch.Tensor, targets: torch.Tensor, chunk: int, *, at_once: bool = True) -> torch.Tensor:
     """Cross entropy (nats, fp32, a scalar) summed over all tokens. `hidden` is [tokens, hidden], `targets` [tokens] what each has to
     predict; -100 carries no loss. `at_once`: with a frozen head the gradient is made here."""
-    head, cap = model.get_output_embeddings(), _softcap(model)
+    # Gemma's models squeeze their logits (models/gemma2/modeling_gemma2.py).
+    head, cap = model.get_output_embeddings(), getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     frozen = not any(parameter.requires_grad for parameter in head.parameters())
     if at_once and frozen and torch.is_grad_enabled() and hidden.requires_grad:
         return _AtOnce.apply(hidden, targets, head, cap, chunk)
@@ -153,11 +150,6 @@ def _chunk_loss(head: Callable[[torch.Tensor], torch.Tensor], cap: float | None,
     if cap is not None:
         logits = torch.tanh(logits / cap) * cap
     return functional.cross_entropy(logits.float(), labels, ignore_index=-100, reduction="sum")
-
-
-def _softcap(model: Any) -> float | None:
-    """Gemma's models squeeze their logits (models/gemma2/modeling_gemma2.py)."""
-    return getattr(model.config.get_text_config(), "final_logit_softcapping", None)
 
 
 # What else models multiply or divide their logits by: Cohere, Granite, Falcon H1, and others after them.

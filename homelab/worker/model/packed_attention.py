@@ -139,7 +139,11 @@ def use(model: Any, device: torch.device, dtype: torch.dtype) -> str | None:
     model.eval()
     try:
         with torch.no_grad(), torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            padded = _padded_logits(model, rows)
+            # Logits of the padded rows, [tokens of all rows, vocabulary].
+            tokens = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+            mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+            logits = model(input_ids=tokens, attention_mask=mask).logits
+            padded = torch.cat([logits[index, : len(row)] for index, row in enumerate(rows)])
             base.set_attn_implementation(NAME)
             if base.config._attn_implementation != NAME:
                 reason = "its attention cannot be replaced"
@@ -160,14 +164,6 @@ def leave(model: Any) -> None:
     """After `use`, as before it: the other ranks pad, and a padded or packed batch without a mask of its own needs the model's."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     base.set_attn_implementation("sdpa")
-
-
-def _padded_logits(model: Any, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Logits of the padded rows, [tokens of all rows, vocabulary]."""
-    tokens = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
-    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-    logits = model(input_ids=tokens, attention_mask=mask).logits
-    return torch.cat([logits[index, : len(row)] for index, row in enumerate(rows)])
 
 
 def _difference(model: Any, rows: Sequence[torch.Tensor], padded: torch.Tensor, tolerance: float) -> str | None:

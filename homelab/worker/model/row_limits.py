@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -64,16 +64,12 @@ def padding_id(tokenizer: Any, ids: int | None) -> int:
 def refuse(limits: RowLimits, rows: Iterable[Row], tokenizer: Any, path: str) -> None:
     """Raises WorkerError for the first row that this model cannot read."""
     for row in rows:
-        largest, longest = max(row.tokens), max(_lengths(row.starts, len(row.tokens)))
+        largest, longest = max(row.tokens), max(later - first for first, later in itertools.pairwise((*row.starts, len(row.tokens))))
         if limits.ids is not None and largest >= limits.ids:
             where = f"the row of data row {row.sources[0]}"
             raise beyond_embedding(limits.ids, {largest: str(tokenizer.convert_ids_to_tokens(largest))}, path, where)
         if limits.positions is not None and longest > limits.positions:
             raise beyond_positions(limits.positions, f"a row has {longest} tokens", f"data row {row.sources[0]}")
-
-
-def _lengths(starts: Sequence[int], end: int) -> Iterable[int]:
-    return (later - first for first, later in itertools.pairwise((*starts, end)))
 
 
 def beyond_positions(most: int, seen: str, where: str) -> WorkerError:

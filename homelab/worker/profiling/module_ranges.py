@@ -51,11 +51,8 @@ class ModuleRanges:
 
     def sources(self) -> Mapping[str, tuple[str, str]]:
         """Path -> (class, "file.py:line" of its forward, "" where it has none)."""
-        return {path: (_class_name(module), _place(module)) for path, module in self._model.named_modules() if path}
-
-
-def _class_name(module: torch.nn.Module) -> str:
-    return type(module).__name__.removeprefix("FSDP")  # fully_shard makes a class of its own
+        # fully_shard makes a class of its own, FSDP and the name.
+        return {path: (type(module).__name__.removeprefix("FSDP"), _place(module)) for path, module in self._model.named_modules() if path}
 
 
 def _place(module: torch.nn.Module) -> str:

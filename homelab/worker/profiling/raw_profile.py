@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+RESERVE_BYTES = 256 << 20  # stays free: other ranks and the training itself write to the same disk while the profile is written
+EVENT_BYTES = 500  # of an event in Chrome's format, with its arguments; 250 to 350 were measured. The packed trace is a tenth of it.
 TRACE = "trace.json"
 MEASURED = "measured.json"
 
@@ -40,3 +44,15 @@ class RawProfile:
 def is_no_room(words: str) -> bool:
     """Whether these words say that a file could not grow."""
     return any(reason in words for reason in _NO_ROOM)
+
+
+def check_room(folder: Path, events: int) -> None:
+    """Raises OSError (ENOSPC) where the disk of `folder`, which is there, has no room for the trace of so many events and the reserve."""
+    needed_bytes = events * EVENT_BYTES + RESERVE_BYTES
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < needed_bytes:
+        raise OSError(
+            errno.ENOSPC,
+            f"{os.strerror(errno.ENOSPC)}: {free_bytes / 1e6:.0f} MB are free, and {needed_bytes / 1e6:.0f} MB are wanted",
+            str(folder),
+        )

@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from homelab.shared.protocol import files, phases, profile_files
 from homelab.worker.errors import first_words
-from homelab.worker.profiling import disk_reserve, held_memory, raw_profile
+from homelab.worker.profiling import raw_profile
 from homelab.worker.profiling.exchange_log import ExchangeLog
 from homelab.worker.profiling.module_ranges import ModuleRanges
 from homelab.worker.profiling.replaced import Replaced
@@ -48,7 +48,7 @@ class StepProfiler:
         self._watching = Replaced()  # from the start of the attempt to the last profiled step
         self._inside = Replaced()  # within the profiled steps
         self._modules = ModuleRanges(trainer.model)
-        self._exchanges = ExchangeLog(task.world_size, _shard_ranks(task))
+        self._exchanges = ExchangeLog(task.world_size, task.nodes.count(task.node) if task.strategy == "hsdp" else task.world_size)
         self._profiler: Any = None
         self._summing: threading.Thread | None = None
         self._held_bytes = 0
@@ -85,7 +85,7 @@ class StepProfiler:
 
     def _begin(self, step: int) -> None:
         if not self._steps:
-            self._held_bytes = held_memory.of(self._trainer.model, self._trainer.optimizer, self._task.device)
+            self._held_bytes = held_bytes(self._trainer.model, self._trainer.optimizer, self._task.device)
             self._modules.add()
             self._exchanges.watch(self._inside, self._trainer.strategy)
             self._name_phases()
@@ -138,7 +138,7 @@ class StepProfiler:
         self._profiler.stop()
         self._put_back()
         self._partial.mkdir(parents=True)
-        disk_reserve.check(self._partial, len(self._profiler.profiler.kineto_results.events()))
+        raw_profile.check_room(self._partial, len(self._profiler.profiler.kineto_results.events()))
         raw = raw_profile.RawProfile(
             run=str(self._task.run["name"]), attempt=self._task.attempt, rank=self._task.rank, node=self._task.node, device=self._task.device,
             strategy=self._task.strategy, world_size=self._task.world_size, torch=torch.__version__, held_bytes=self._held_bytes,
@@ -229,5 +229,25 @@ def _fix(folder: Path, words: str) -> str:
     return "launch again with other steps: --profile FIRST-LAST"
 
 
-def _shard_ranks(task: Task) -> int:
-    return task.nodes.count(task.node) if task.strategy == "hsdp" else task.world_size
+def held_bytes(model: torch.nn.Module, optimizer: Any, device: str) -> int:
+    """Bytes of weights, buffers, gradients and the optimizer's state on a processor, each storage once; 0 on a card.
+
+    The profiler tells only of memory that changes after its start. On a card it says what torch's allocator has given out, all in all.
+    """
+    if device != "cpu":
+        return 0
+    storages = {}
+    for tensor in _tensors(model, optimizer):
+        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def _tensors(model: torch.nn.Module, optimizer: Any) -> Iterator[torch.Tensor]:
+    for parameter in model.parameters():
+        yield parameter
+        if parameter.grad is not None:
+            yield parameter.grad
+    yield from model.buffers()
+    for values in optimizer.state.values():
+        yield from (value for value in values.values() if isinstance(value, torch.Tensor))

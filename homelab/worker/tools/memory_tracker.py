@@ -48,7 +48,9 @@ class Tracker(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
-                self._see(leaf, function, args)
+                storage = leaf.untyped_storage()
+                if storage._cdata not in self._known:
+                    self._add(storage, self._forced or self._kind_of(leaf, function, args), str(function))
         return result
 
     @contextlib.contextmanager
@@ -64,11 +66,6 @@ class Tracker(TorchDispatchMode):
         """Count storages that exist already."""
         for tensor in tensors:
             self._add(tensor.untyped_storage(), kind, "")
-
-    def _see(self, tensor: torch.Tensor, function: Any, args: Any) -> None:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._known:
-            self._add(storage, self._forced or self._kind_of(tensor, function, args), str(function))
 
     def _kind_of(self, tensor: torch.Tensor, function: Any, args: Any) -> str:
         name = str(function)

@@ -74,11 +74,11 @@ class Merge:
 
         from homelab.worker.data.encoding import load_data
         from homelab.worker.model.pretrained import load_tokenizer
-        from homelab.worker.tools import adapter_delta, held_out_rows
+        from homelab.worker.tools import adapter_delta
 
         tokenizer = load_tokenizer(self.run, self.path)
         run_model.say("reading the rows")
-        self.rows, self.rows_name = held_out_rows.choose(load_data(self.run, tokenizer))
+        self.rows, self.rows_name = merge_proof.choose_rows(load_data(self.run, tokenizer))
         self.pad = tokenizer.pad_token_id or 0
         room, self.stored = self._room()
         self.dtype = torch.float32 if room.in_fp32 else self.stored
@@ -125,10 +125,8 @@ class Merge:
         return [self.base] if self.base != "auto" else ["original"] + (["dequantised"] if self.is_quantised else [])
 
     def _measure(self, name: str, model: Any) -> None:
-        from homelab.worker.tools import held_out_rows
-
         done = _every(len(self.rows), f"loss of the {name}")
-        self.figures[name] = held_out_rows.loss(model, self.rows, self.pad, done)
+        self.figures[name] = merge_proof.rows_loss(model, self.rows, self.pad, done)
         run_model.say(f"loss of the {name}: {self.figures[name]:.4f}")
 
     def _room(self) -> tuple[merge_room.Room, Any]:

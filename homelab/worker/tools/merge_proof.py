@@ -3,13 +3,18 @@ files that were written against those of the weights in memory. The tokens are o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from homelab.worker.errors import WorkerError
 
+if TYPE_CHECKING:
+    from homelab.worker.data.encoding import EncodedData, Row
+
+MOST_ROWS = 64
+MOST_ROW_TOKENS = 32_768
 MOST_TOKENS = 48
 _FP32_PART = 1e-4  # of the largest logit: sums in another order give some 1e-6 of it
 _NARROW_PART = 0.1  # in 16 bits every layer rounds, by 2^-8 of its values
@@ -48,3 +53,35 @@ def refuse_other_loss(loss: float, adapter: float, *, where: str) -> None:
             f"the merged model is not the one that was trained: its loss is {loss:.4f}, that of the adapter {adapter:.4f}; nothing was kept",
             where=where, hint="serve the adapter without a merge: homelab fetch, then vllm serve BASE --enable-lora",
         )  # fmt: skip
+
+
+def choose_rows(data: EncodedData) -> tuple[list[Row], str]:
+    """At most 64 rows and 32,768 tokens, spread evenly, and what they are: always the same of one run."""
+    rows, name = (data.held_out, "held-out rows") if data.held_out else (data.train, "training rows (this run holds none out)")
+    rows = [row for row in rows if row.loss_tokens]
+    count = min(MOST_ROWS, len(rows))
+    chosen: list[Row] = []
+    tokens = 0
+    for number in range(count):
+        row = rows[number * len(rows) // count]
+        tokens += len(row.tokens)
+        if chosen and tokens > MOST_ROW_TOKENS:
+            break
+        chosen.append(row)
+    return chosen, f"{len(chosen)} {name}"
+
+
+@torch.no_grad()
+def rows_loss(model: Any, rows: Sequence[Row], pad: int, done: Callable[[int], None]) -> float:
+    """Mean cross entropy per token (nats), row by row. `done` gets the number of rows so far."""
+    from homelab.worker.data.batches import Form, loss_tokens
+
+    model.eval()
+    form, summed, counted = Form(pad), 0.0, 0
+    for number, row in enumerate(rows, 1):
+        batch = form.batch([row], packed=len(row.starts) > 1)
+        # num_items_in_batch = 1 makes the model's loss a sum.
+        summed += float(model(**batch, num_items_in_batch=torch.tensor(1)).loss)
+        counted += loss_tokens(batch)
+        done(number)
+    return summed / counted

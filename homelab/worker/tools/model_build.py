@@ -46,7 +46,10 @@ def look(question: dict[str, Any]) -> dict[str, Any]:
             repository = hub_model.fetch(path, revision, question.get("known") or ())
             base_kind.refuse_files(repository.names, repository.folder, path)
             revision, weights, said = repository.commit, Weights(repository.sizes, repository.tensors), _of_repository(repository)
-            _stay_offline()
+            # Nothing more is asked of the hub: what was not fetched is not there.
+            from huggingface_hub import constants
+
+            constants.HF_HUB_OFFLINE = True
         config = base_kind.config_of(path, revision)
         stored = stored_weights.of(config)
         stored_weights.refuse(stored, section(Method, {"method": method}), path)
@@ -98,13 +101,6 @@ def _of_repository(repository: hub_model.Repository) -> dict[str, Any]:
         "config": base_kind.read_object(repository.folder / "config.json"),
         "has_chat_template": None if "tekken.json" in names else has_template,
     }
-
-
-def _stay_offline() -> None:
-    """Nothing more is asked of the hub: what was not fetched is not there."""
-    from huggingface_hub import constants
-
-    constants.HF_HUB_OFFLINE = True
 
 
 def _topic(error: WorkerError) -> str:

@@ -71,12 +71,9 @@ class LossScale:
         if self._is_overflow:
             self._scale *= _BACKOFF
         elif self._steps == self._grows_after:
-            self._scale, self._steps = self._grown(), 0
-
-    def _grown(self) -> float:
-        """Twice the scale, where fp32 has such a number: it multiplies a loss in fp32."""
-        grown = self._scale * _GROWTH
-        return grown if grown <= torch.finfo(torch.float32).max else self._scale
+            # Twice the scale, where fp32 has such a number: it multiplies a loss in fp32.
+            grown = self._scale * _GROWTH
+            self._scale, self._steps = grown if grown <= torch.finfo(torch.float32).max else self._scale, 0
 
     def state_dict(self) -> dict[str, float]:
         """What a checkpoint holds."""

@@ -62,6 +62,9 @@ def content(task: Task, reports: Sequence[Report | None], measured: Measurements
     if measured.steps < LEAST_STEPS or any(report is None for _, report in own_reports):
         return None
     method, train = task.method, task.train
+    steady = [seconds for seconds in measured.wait_s if math.isfinite(seconds)]
+    # Lengths from the shortest to the longest at even distances: how they differ decides how well they can be shared out.
+    ordered = sorted(measured.row_tokens)
     return {
         "schema": 1,
         "model": task.model.name,
@@ -79,12 +82,12 @@ def content(task: Task, reports: Sequence[Report | None], measured: Measurements
         "run": task.run_dir.name,
         "world_size": task.world_size,
         "sync_s": statistics.median(measured.sync_s) if measured.sync_s and task.world_size > 1 else None,
-        "wait_s": _wait_s(measured.wait_s),
+        "wait_s": max(0.0, statistics.median(steady)) if steady else 0.0,
         "save_s": measured.save_s,
         "evaluate_s": measured.evaluate_s,
         "rows": len(measured.row_tokens),
         "row_tokens_mean": statistics.fmean(measured.row_tokens),
-        "row_tokens_quantiles": _quantiles(measured.row_tokens),
+        "row_tokens_quantiles": [ordered[round(part * (len(ordered) - 1) / _QUANTILES)] for part in range(_QUANTILES + 1)],
         "loss_part": measured.loss_part,
         "data_sha256": task.run["data"]["train"].get("sha256"),
         "seq_len": train.seq_len,
@@ -107,17 +110,6 @@ def save_s_of(task: Task) -> float | None:
         return float(profile["save_s"]) if profile["run"] == task.run_dir.name else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
-
-
-def _wait_s(wait_s: Sequence[float]) -> float:
-    steady = [seconds for seconds in wait_s if math.isfinite(seconds)]
-    return max(0.0, statistics.median(steady)) if steady else 0.0
-
-
-def _quantiles(lengths: Sequence[int]) -> list[int]:
-    """Lengths from the shortest to the longest at even distances: how they differ decides how well they can be shared out."""
-    ordered = sorted(lengths)
-    return [ordered[round(part * (len(ordered) - 1) / _QUANTILES)] for part in range(_QUANTILES + 1)]
 
 
 def write(path: Path, speeds: dict[str, Any]) -> None:

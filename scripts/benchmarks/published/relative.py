@@ -6,7 +6,7 @@ Older models and software than ours: it tells one product line from another, and
 from __future__ import annotations
 
 from homelab.controller.base.hardware import lookup
-from homelab.controller.planning.speed import card_classes
+from homelab.controller.planning.speed import roofline
 
 LAMBDA_LIST = {
     "RTX 6000 Ada": 1.65, "H100": 4.1, "H100 PCIe": 3.0, "A100 80GB": 2.39, "RTX A6000": 1.25, "A10": 0.75, "RTX 8000": 0.90, "TITAN RTX": 0.65, "Quadro RTX 6000": 0.63,
@@ -22,4 +22,4 @@ def factors() -> dict[str, float]:
 def _rate(name: str) -> float:
     card = lookup(name)
     assert card is not None, name
-    return card.peak_flops * card_classes.of_peak(card)
+    return card.peak_flops * roofline.part_of_peak(card)

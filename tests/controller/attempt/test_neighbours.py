@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from homelab.controller.attempt import inputs, run_inputs, script_imports, start
+from homelab.controller.attempt import inputs, script_imports, start
 from homelab.controller.attempt.inputs import RecipeInput
 from homelab.controller.base.errors import InputError
 from homelab.controller.config.recipe import parse_recipe
@@ -143,7 +143,7 @@ def test_a_recovery_has_the_program_as_it_was_at_the_launch(desk: Path, tmp_path
     paths = RunPaths(tmp_path / "runs" / "r")
     start_run._snapshot(paths, cast(Any, type("Prepared", (), {"recipe_path": desk / "recipe.toml", "material": items})))
     (desk / "lib" / "deep.py").write_text("NAME = 'edited'\n")
-    again = run_inputs.inputs_of(paths, {"data": described(items)})
+    again = inputs.of_run(paths, {"data": described(items)})
     assert [item.node_path("/w") for item in again] == [item.node_path("/w") for item in items]
     edited = next(item for item in again if item.role == "script:lib/deep.py")
     assert edited.local == paths.code / "lib/deep.py" and edited.local.read_text() == "NAME = 'deep'\n"

@@ -11,7 +11,7 @@ import pytest
 
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.units import local_moment
-from homelab.controller.checks import fixes, registry
+from homelab.controller.checks import presentation, registry
 from homelab.controller.checks.evidence import Evidence, Finding
 from homelab.controller.features.launch import prepare
 from homelab.controller.features.preflight import gather, preflight
@@ -54,7 +54,9 @@ def found(evidence: Evidence) -> list[Finding]:
 def test_nothing_offers_to_end_a_run_that_is_well(state: str, with_cards: bool) -> None:
     findings = found(beside(WELL[state], with_cards=with_cards))
     assert {"runs.alive", "network.port"} <= {finding.check for finding in findings}
-    assert fixes.offered(findings) == [] and not any("homelab stop" in finding.hint or "kill" in finding.hint for finding in findings)
+    assert presentation.offered_fixes(findings) == [] and not any(
+        "homelab stop" in finding.hint or "kill" in finding.hint for finding in findings
+    )
     assert all(
         f"homelab status --wait {RUN}" in finding.hint
         for finding in findings
@@ -64,7 +66,7 @@ def test_nothing_offers_to_end_a_run_that_is_well(state: str, with_cards: bool) 
 
 @pytest.mark.parametrize("state", STALE)
 def test_what_is_left_over_is_stopped(state: str) -> None:
-    (offer,) = fixes.offered(found(beside(STALE[state])))
+    (offer,) = presentation.offered_fixes(found(beside(STALE[state])))
     assert offer.command == f"homelab stop {RUN}" and {finding.check for finding in offer.fixes} >= {"runs.alive", "network.port"}
 
 
@@ -110,7 +112,7 @@ def test_a_run_between_two_attempts_is_said_and_a_launch_does_not_take_its_place
     )
     assert (
         findings[0].message.startswith(f"run {RUN} is being recovered here: its supervisor (me on tower, process 7)")
-        and fixes.offered(findings) == []
+        and presentation.offered_fixes(findings) == []
     )
     assert f"homelab status --wait {RUN}" in findings[0].hint
     prepared = prepare.Prepared(healthy.recipe(), Path("r.toml"), [], evidence, findings, (), None, None)

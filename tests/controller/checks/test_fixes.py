@@ -7,7 +7,7 @@ import re
 import pytest
 
 from homelab.controller.base.hint import Command, Hint
-from homelab.controller.checks import fixes, registry
+from homelab.controller.checks import presentation, registry
 from homelab.controller.checks.evidence import Finding
 from homelab.controller.checks.machine import install_commands
 from tests.controller.checks import healthy
@@ -21,7 +21,7 @@ def test_a_command_that_mends_several_things_is_offered_once_and_failures_come_f
     warn = Finding("python.same_build", "laptop", "warn", "another build", "pip", Command("pip install a"))
     fail = Finding("python.same", "laptop", "fail", "another version", "pip", Command("pip install b"))
     also = Finding("python.packages", "laptop", "fail", "missing", "pip", Command("pip install b"))
-    found = fixes.offered([warn, fail, also])
+    found = presentation.offered_fixes([warn, fail, also])
     assert [offer.command for offer in found] == ["pip install b", "pip install a"]
     assert found[0].fixes == (fail, also)
     assert found[0].title == "laptop, python.same: another version; laptop, python.packages: missing"
@@ -30,8 +30,8 @@ def test_a_command_that_mends_several_things_is_offered_once_and_failures_come_f
 def test_what_no_command_can_mend_is_left_for_the_hands() -> None:
     hands = Finding("network.wifi", "laptop", "warn", "Wi-Fi", "plug in a cable")
     fine = Finding("disk", "laptop", "ok", "20 GB free")
-    assert fixes.offered([hands, fine]) == []
-    assert fixes.by_hand([hands, fine]) == [hands]
+    assert presentation.offered_fixes([hands, fine]) == []
+    assert presentation.fixed_by_hand([hands, fine]) == [hands]
 
 
 def test_sudo_is_never_hidden() -> None:
@@ -66,7 +66,11 @@ def test_a_smaller_mtu_is_not_undone_by_a_command_and_a_larger_one_is() -> None:
             if finding.check == "network.mtu"
         ]
         assert [(finding.node, finding.level) for finding in found] == [("laptop", "warn")]
-        assert len(fixes.offered(found)) == commands and len(fixes.by_hand(found)) == 1 - commands and "mtu 1500" in found[0].hint
+        assert (
+            len(presentation.offered_fixes(found)) == commands
+            and len(presentation.fixed_by_hand(found)) == 1 - commands
+            and "mtu 1500" in found[0].hint
+        )
 
 
 ARCH, FEDORA, UBUNTU, GENTOO = "Arch Linux x86_64", "Fedora Linux 44 x86_64", "Ubuntu 24.04.3 LTS x86_64", "Gentoo Linux x86_64"

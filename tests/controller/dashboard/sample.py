@@ -6,9 +6,8 @@ import dataclasses
 import math
 from typing import Any
 
-from homelab.controller.dashboard.next_commands import next_commands
 from homelab.controller.dashboard.snapshot import Snapshot
-from homelab.controller.dashboard.snapshot_builder import NodeAnswers, RunInfo, build
+from homelab.controller.dashboard.snapshot_builder import NodeAnswers, RunInfo, build, next_commands
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.poll_reply import parse_replies
 from homelab.controller.run.ownership import Ownership

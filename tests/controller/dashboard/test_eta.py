@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.controller.dashboard.eta import eta_s
+from homelab.controller.dashboard.step_rate import eta_s
 from homelab.shared.protocol.rank_messages import Metric
 
 

@@ -11,8 +11,8 @@ import pytest
 from homelab.controller.base.sanitize import plain
 from homelab.controller.dashboard import tables, view
 from homelab.controller.dashboard.event_rows import event_row
-from homelab.controller.dashboard.next_commands import next_commands
 from homelab.controller.dashboard.snapshot import Snapshot
+from homelab.controller.dashboard.snapshot_builder import next_commands
 from homelab.controller.facts.reading import read
 from homelab.controller.planning.types import SpareCard
 from homelab.controller.remote.poll_reply import parse_replies

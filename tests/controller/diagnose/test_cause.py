@@ -13,7 +13,7 @@ from rich.console import Console
 
 from homelab.controller.config.cluster import Cluster as ClusterOfNodes
 from homelab.controller.config.cluster import Node as NodeOfCluster
-from homelab.controller.dashboard.next_commands import next_commands
+from homelab.controller.dashboard.snapshot_builder import next_commands
 from homelab.controller.diagnose import cause
 from homelab.controller.diagnose.cause import Context, Diagnosis, diagnose, render
 from homelab.controller.diagnose.endings import ENDINGS

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import homelab
-from homelab.controller.diagnose import data_file, topic, topic_index
+from homelab.controller.diagnose import data_file, topic_index
 from homelab.controller.remote import ship
 
 ROOT = Path(homelab.__file__).parent
@@ -34,7 +34,7 @@ def test_a_misspelt_key_is_no_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = {"id": "a", "title": "b", "seen": [], "cause": "c", "do": [], "chekcs": []}
     monkeypatch.setattr(data_file, "load", lambda name: {"heading": "h", "topics": [entry]})
     with pytest.raises(AssertionError, match="chekcs"):
-        topic.load("network")
+        topic_index.load_topics("network")
 
 
 def test_a_supervisor_on_a_node_has_the_text_files() -> None:

@@ -16,7 +16,7 @@ from homelab.controller.config.cluster import Node
 from homelab.controller.config.recipe import RecipeFile
 from homelab.controller.diagnose import endings, topic_index
 from homelab.controller.diagnose.rules import RULES, Rule
-from homelab.controller.diagnose.topic import Topic
+from homelab.controller.diagnose.topic_index import Topic
 from homelab.shared.protocol.run_messages import Exit
 from tests.controller.diagnose.test_recorded import EXPECTED, of
 from tests.controller.diagnose.test_rules import BY_RULE

@@ -8,7 +8,7 @@ import pytest
 
 import homelab
 from homelab.controller.base.errors import HomelabError
-from homelab.controller.run import run_schema
+from homelab.controller.run import run_record
 from tests import builders
 
 TODAY = {"schema": 1, "moment": builders.MOMENT, "rows": 2, "homelab": "0.1.0", "recipe": {}, "git_revision": "ab" * 20}
@@ -16,19 +16,19 @@ TODAY = {"schema": 1, "moment": builders.MOMENT, "rows": 2, "homelab": "0.1.0", 
 
 def refusal(run_json: dict[str, Any]) -> HomelabError:
     with pytest.raises(HomelabError) as caught:
-        run_schema.refuse_other(run_json, "runs/a", "mv runs/a runs/a.old")
-    assert caught.value.where == "runs/a" and not run_schema.is_known(run_json)
+        run_record.refuse_other(run_json, "runs/a", "mv runs/a runs/a.old")
+    assert caught.value.where == "runs/a" and not run_record.is_known(run_json)
     return caught.value
 
 
 @pytest.mark.parametrize("changes", [{}, {"homelab": "0.9.0"}, {"more": 1}])
 def test_this_number_is_read_whoever_wrote_it(changes: dict[str, Any]) -> None:
-    run_schema.refuse_other({**TODAY, **changes}, "runs/a", "")
-    assert run_schema.is_known({**TODAY, **changes})
+    run_record.refuse_other({**TODAY, **changes}, "runs/a", "")
+    assert run_record.is_known({**TODAY, **changes})
 
 
 def test_a_run_without_a_number_is_read_if_it_is_like_those_of_today() -> None:
-    run_schema.refuse_other({key: value for key, value in TODAY.items() if key != "schema"}, "runs/a", "")
+    run_record.refuse_other({key: value for key, value in TODAY.items() if key != "schema"}, "runs/a", "")
 
 
 def test_a_newer_run_names_the_version_to_install() -> None:
@@ -57,4 +57,4 @@ def test_a_version_that_is_none_is_not_repeated(version: object) -> None:
     "run_json", [{}, {"schema": "seven", "recipe": {}}, {"schema": True, "recipe": {}}, {"name": "a"}, {"schema": None}]
 )
 def test_damage_is_named_by_others(run_json: dict[str, Any]) -> None:
-    run_schema.refuse_other(run_json, "runs/a", "")
+    run_record.refuse_other(run_json, "runs/a", "")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from homelab.controller.attempt.node_status import NodeStatus
+from homelab.controller.attempt.watchdog import NodeStatus
 from homelab.controller.facts.reading import read
 from homelab.node.run import stacks, status_stream, torchrun
 from homelab.node.system import boot_clock

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from homelab.controller.run import event_log, store
-from homelab.controller.run import removed_secrets as told
 from homelab.controller.run.paths import RunPaths
 from homelab.node import paths
 from homelab.node.probes import runs
-from homelab.node.run import leftovers, poll, secret_files
+from homelab.node.run import poll, secret_files
 from homelab.shared.protocol import files
 from tests.processes import living
 
@@ -76,14 +75,16 @@ def test_a_start_that_is_under_way_keeps_them(tmp_path: Path, planned: tuple[int
 def test_a_run_that_lives_keeps_them(tmp_path: Path) -> None:
     secrets = left_by(tmp_path)
     with living(HOMELAB_RUN_DIR=paths.run_dir(str(tmp_path), RUN)):
-        assert leftovers.remove_secrets(str(tmp_path)) == [] and secrets.exists()
-    assert leftovers.remove_secrets(str(tmp_path)) == [RUN]
+        assert secret_files.remove_leftovers(str(tmp_path)) == [] and secrets.exists()
+    assert secret_files.remove_leftovers(str(tmp_path)) == [RUN]
 
 
 def test_it_is_said_and_written_down(tmp_path: Path) -> None:
     known = RunPaths(tmp_path / RUN)
     store.write_json(known.run_json, {"name": RUN})
-    assert told.tell(tmp_path, {"laptop": {"secrets_removed": [RUN, "2026-01-01-0001-of-another-desk"]}, "tower": {}}) == [
+    assert event_log.tell_secrets_removed(
+        tmp_path, {"laptop": {"secrets_removed": [RUN, "2026-01-01-0001-of-another-desk"]}, "tower": {}}
+    ) == [
         f"{RUN} is over: the token that laptop had kept was removed: this run was not ended there in the usual way",
         "2026-01-01-0001-of-another-desk is over: the token that laptop had kept was removed: this run was not ended there in the usual way",
     ]

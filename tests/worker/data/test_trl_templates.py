@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from homelab.worker.data import encoding, readers, training_templates
+from homelab.worker.data import encoding, readers
+from homelab.worker.data import template as template_module
 from homelab.worker.errors import WorkerError
 
 trl_utils = pytest.importorskip("trl.chat_template_utils")
@@ -125,7 +126,7 @@ def test_a_chat_without_trl_is_refused_and_no_guess_is_made(tokenizer_of: Any, m
     """Which tokens are learned must not depend on whether a package happens to be there. A template with marks of its own needs none."""
     tokenizer, marked = tokenizer_of("qwen3"), tokenizer_of("qwen3")
     marked.chat_template = (FOLDER / "qwen3_training.jinja").read_text(encoding="utf-8")
-    for cached in (training_templates._folder, training_templates._names):
+    for cached in (template_module._folder, template_module._names):
         cached.cache_clear()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     try:
@@ -133,15 +134,15 @@ def test_a_chat_without_trl_is_refused_and_no_guess_is_made(tokenizer_of: Any, m
             encoded(tokenizer, CASES["three turns"])
         assert encoded(marked, CASES["three turns"])[0].loss_tokens
     finally:
-        training_templates._folder.cache_clear()
+        template_module._folder.cache_clear()
 
 
 def test_every_training_template_is_trls() -> None:
     for path in sorted(FOLDER.glob("*_training.jinja")):
         family = path.stem.removesuffix("_training")
         own = (FOLDER / f"{family}.jinja").read_text(encoding="utf-8")
-        name = training_templates.name_of(own)
-        assert name == family and training_templates.load(name) == path.read_text(encoding="utf-8"), family
+        name = template_module.training_name(own)
+        assert name == family and template_module.training_template(name) == path.read_text(encoding="utf-8"), family
 
 
 @pytest.mark.parametrize("family", UNMARKED)

@@ -210,10 +210,10 @@ def careful() -> int:
 
 def careless() -> int:
     """A worker that looks for no room before."""
-    from homelab.worker.profiling import disk_reserve
+    from homelab.worker.profiling import raw_profile
     from homelab.worker.training.train import main
 
-    disk_reserve.check = lambda folder, events: None
+    raw_profile.check_room = lambda folder, events: None
     return main()
 
 

@@ -28,7 +28,7 @@ Row = tuple[str, dict[str, str]]
 def table(evidence: Evidence) -> list[Row]:
     """(what, {node: value}) of everything that is not the same on the nodes that answered; nothing for nodes that do not know it."""
     rows: list[Row] = [
-        ("python", _python(evidence)),
+        ("python", {name: facts.python.version for name, facts in usable(evidence).items() if facts.python.version}),
         *((name, _package(evidence, name)) for name in _all_packages(evidence)),
         ("torch's CUDA", _field(evidence, lambda facts: facts.python.torch_cuda)),
         ("NCCL", _field(evidence, lambda facts: facts.python.nccl)),
@@ -113,10 +113,6 @@ def numbers(version: str) -> tuple[int, ...]:
 def _compared_as(row: str, value: str) -> str:
     """Patches of the same Python are the same."""
     return ".".join(map(str, numbers(value)[:2])) if row == "python" else value
-
-
-def _python(evidence: Evidence) -> dict[str, str]:
-    return {name: facts.python.version for name, facts in usable(evidence).items() if facts.python.version}
 
 
 def _all_packages(evidence: Evidence) -> list[str]:

@@ -23,7 +23,7 @@ from homelab.controller.config.recipe import parse_recipe
 from homelab.controller.facts import card_generation
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.reading import read
-from homelab.controller.features.bench import card_choice
+from homelab.controller.features.bench import card_recipe
 from homelab.controller.features.bench.card_recipe import CardRecipe, Kind
 from homelab.controller.features.preflight import gather
 from homelab.controller.planning.machines import cards
@@ -66,9 +66,9 @@ def measure(fleet: Fleet, kind: Kind, index: int | None, say: Say) -> MeasuredCa
     for error in seen.unreachable.values():
         raise error
     facts = seen.facts[node.name]
-    card_choice.refuse_unready(node.name, facts, kind)
-    card = card_choice.card(node.name, facts, index)
-    recipe = card_choice.recipe(node.name, facts, card, kind)
+    card_recipe.refuse_unready(node.name, facts, kind)
+    card = card_recipe.card_of(node.name, facts, index)
+    recipe = card_recipe.recipe_of(node.name, facts, card, kind)
     row = _asked(facts, card, recipe, kind)
     result = _run(fleet, _plan(fleet, facts, card), recipe.request(row, "cuda" if card else "cpu"), say)
     return _judged({**row, **result}, card is not None, node.name)

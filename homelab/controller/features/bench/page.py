@@ -1,20 +1,25 @@
-"""One HTML file about a benchmark, with what a stranger needs to repeat it. Pure."""
+"""One HTML file about a benchmark, with what a stranger needs to repeat it, and its charts. Pure."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from homelab.controller.base.units import gibibytes
 from homelab.controller.config.suite import Suite
-from homelab.controller.features.bench import charts, table
+from homelab.controller.features.bench import table
+from homelab.controller.features.bench.cell import ALONE
 from homelab.controller.features.bench.result import Result, Summary
 from homelab.controller.features.report import line_chart, page_tables
 from homelab.controller.features.report import number_text as text
 from homelab.controller.features.report.page_style import STYLE
+from homelab.controller.features.report.run_report import Curve, CurvePoint, Series
 
+_OVER = "number of nodes"
 _READING = (
     "Tokens are counted without padding, after the warm-up, while all ranks train: a step lasts as long as that of its slowest rank. Efficiency is the speed over the sum of "
     "what the same nodes do alone. Input is the time in which batches are made. The plan's column is how far its word before the run was off, where it was made from measured "
@@ -39,13 +44,15 @@ class About:
 def render(about: About, cells: Sequence[Summary], results: Sequence[Result]) -> str:
     """The whole file, UTF-8. It loads nothing and runs no script."""
     style = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-    drawn = "".join(line_chart.chart(curve, number) for number, curve in enumerate(charts.curves(cells)))
+    drawn = "".join(line_chart.chart(curve, number) for number, curve in enumerate(chart_curves(cells)))
     done = sum(cell.runs >= about.suite.repeats for cell in cells)
     title = escape(f"{about.name} · homelab bench")
+    heads: list[tuple[str, page_tables.Look]] = [(name, "" if place == 0 else "n") for place, name in enumerate(table.HEADINGS)]
+    lines = table.reasons(cells)
     sections = (
-        ("cells", "Cells", _cells(cells)),
+        ("cells", "Cells", page_tables.table("Medians over the runs of each cell", heads, table.rows(cells))),
         ("charts", "Over the number of nodes", f'<div class="charts">{drawn}</div>'),
-        ("reasons", "What has no figure, and why", _reasons(cells)),
+        ("reasons", "What has no figure, and why", f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""),
         ("machines", "Machines and versions", _machines(results)),
         ("repeat", "To repeat it", _commands(about)),
     )
@@ -62,16 +69,6 @@ def render(about: About, cells: Sequence[Summary], results: Sequence[Result]) ->
         f"<footer>Made by homelab bench on {text.moment(about.made_at, about.utc_offset_s)}; times are {text.zone(about.utc_offset_s)}. "
         "This file loads nothing.</footer></body></html>\n"
     )
-
-
-def _cells(cells: Sequence[Summary]) -> str:
-    heads: list[tuple[str, page_tables.Look]] = [(name, "" if place == 0 else "n") for place, name in enumerate(table.HEADINGS)]
-    return page_tables.table("Medians over the runs of each cell", heads, table.rows(cells))
-
-
-def _reasons(cells: Sequence[Summary]) -> str:
-    lines = table.reasons(cells)
-    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""
 
 
 def _machines(results: Sequence[Result]) -> str:
@@ -94,3 +91,58 @@ def _commands(about: About) -> str:
         for name, content in about.files.items()
     )
     return shown + files
+
+
+def chart_curves(cells: Sequence[Summary]) -> tuple[Curve, ...]:
+    """Where there are several sets of as many nodes, the fastest counts; a node alone belongs to every strategy."""
+    return (
+        _chart_curve("Speed", "tokens/s", cells, lambda cell: cell.tokens_per_s),
+        _chart_curve("Time of a step", "s", cells, lambda cell: cell.step_s),
+        _chart_curve(
+            "Efficiency", "% of the nodes' speeds alone", cells, lambda cell: None if cell.efficiency is None else 100 * cell.efficiency
+        ),
+        _chart_curve(
+            "Memory",
+            "GiB, the rank that held most",
+            cells,
+            lambda cell: None if cell.memory_bytes is None else gibibytes(cell.memory_bytes),
+        ),
+    )
+
+
+def standalone(curve: Curve) -> str:
+    """A chart as an SVG file of its own, on white, with its name and its legend inside."""
+    figure = line_chart.chart(curve, 0)
+    inner = re.search(r"<svg viewBox=[^>]*data-chart[^>]*>(.*?)</svg>", figure, re.DOTALL)
+    colours = dict(re.findall(r"--(\w+):(#\w+)", STYLE.split("@media")[0]))
+    style = re.sub(
+        r"var\(--(\w+)\)", lambda match: colours[match[1]], "\n".join(re.findall(r"^\.(?:tick|grid|line|dot)[^\n]*", STYLE, re.MULTILINE))
+    )
+    style = re.sub(r"font:12px [^;]*;", "font:12px sans-serif;", style)
+    height = line_chart.HEIGHT + 56 + 18 * len(curve.series)
+    legend = "".join(
+        f'<line class="line s{place % line_chart.KINDS}" x1="20" x2="46" y1="{y}" y2="{y}"/><text class="tick" x="54" y="{y + 4}">{escape(series.label)}</text>'
+        for place, series in enumerate(curve.series) for y in [line_chart.HEIGHT + 44 + 18 * place]
+    )  # fmt: skip
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {line_chart.WIDTH:g} {height:g}" width="{line_chart.WIDTH:g}" height="{height:g}"><style>{style}</style>'
+        f'<rect width="100%" height="100%" fill="#fff"/><text class="tick" x="20" y="20">{escape(curve.name)}, {escape(curve.unit)}</text>'
+        f'<g transform="translate(0 26)">{inner[1] if inner else ""}</g>{legend}</svg>\n'
+    )
+
+
+def _chart_curve(name: str, unit: str, cells: Sequence[Summary], value_of: Callable[[Summary], float | None]) -> Curve:
+    series = []
+    for variation in dict.fromkeys(cell.variation for cell in cells):
+        own = [cell for cell in cells if cell.variation == variation]
+        for strategy in dict.fromkeys(cell.strategy for cell in own if cell.strategy != ALONE) or [ALONE]:
+            best: dict[int, Summary] = {}
+            for cell in own:
+                fits = cell.strategy in (strategy, ALONE) and cell.tokens_per_s is not None
+                if fits and (cell.tokens_per_s or 0) > (best[len(cell.nodes)].tokens_per_s or 0 if len(cell.nodes) in best else 0):
+                    best[len(cell.nodes)] = cell
+            points = [CurvePoint(step=count, value=value) for count, cell in sorted(best.items()) if (value := value_of(cell)) is not None]
+            if points:
+                series.append(Series(label=f"{strategy}, {variation}" if variation else strategy, points=tuple(points)))
+    note = "" if series else "Nothing of this is known yet."
+    return Curve(name=name, unit=unit, series=tuple(series), note=note, over=_OVER)

@@ -22,7 +22,7 @@ from homelab.controller.features.discover.greet import Greeted, as_candidate, gr
 from homelab.controller.features.discover.proposal import SharedNetwork
 from homelab.controller.features.preflight import gather
 from homelab.controller.features.preflight.preflight import DEFAULT_PORT
-from homelab.controller.remote import reach, ssh_login, ssh_scan
+from homelab.controller.remote import reach, ssh_login
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.remote.local import refuse_as_node
 
@@ -122,7 +122,7 @@ def initialise(path: Path, hosts: Sequence[str], questions: Questions, *, scan: 
 def _scanned(say: Say) -> list[Candidate]:
     networks = sources.own_networks()
     say(f"trying port 22 in {', '.join(networks) or 'no network'}")
-    return [Candidate(address, SCAN) for network in networks for address in ssh_scan.listening(network)]
+    return [Candidate(address, SCAN) for network in networks for address in sources.listening(network)]
 
 
 def _choose(draft: Draft, candidates: dict[str, Candidate], all_named: bool, talk: _Talk) -> tuple[Draft, list[Greeting], Greeted]:

@@ -1,8 +1,9 @@
-"""Where machines are looked for: thin functions that ask this machine (its files, its kernel, its programs) and the LAN's names."""
+"""Where machines are looked for: thin functions that ask this machine (its files, its kernel, its programs), the LAN's names and its addresses."""
 
 from __future__ import annotations
 
 import glob
+import ipaddress
 import os
 import re
 import shlex
@@ -20,6 +21,9 @@ from homelab.controller.base.say import Say
 from homelab.controller.features.discover import candidates
 from homelab.controller.features.discover.candidates import Candidate
 
+MOST_ADDRESSES = 256
+_SCAN_S = 1.0  # a machine of the own LAN answers within milliseconds
+_AT_ONCE = 64
 Include = Callable[[str], Iterable[str]]
 _MOST_DEPTH = 16  # OpenSSH's own (readconf.c, READCONF_MAX_DEPTH)
 _LINE = re.compile(r"^\s*([A-Za-z]+)(?:\s+|\s*=\s*)(.*)$")
@@ -155,3 +159,21 @@ def _words(text: str) -> list[str]:
         return shlex.split(text, comments=True)
     except ValueError:  # a quote that does not end: ssh refuses the line, too
         return []
+
+
+def listening(network: str, port: int = 22) -> list[str]:
+    """The addresses of an IPv4 network (a /24 at most) that accept a connection on this port; nothing is sent. Raises ValueError for a larger network."""
+    place = ipaddress.IPv4Network(network)
+    if place.num_addresses > MOST_ADDRESSES:
+        raise ValueError(f"{network} has more than {MOST_ADDRESSES} addresses")
+    addresses = [str(address) for address in place.hosts()]
+
+    def one(address: str) -> bool:
+        try:
+            socket.create_connection((address, port), timeout=_SCAN_S).close()
+        except OSError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(max_workers=_AT_ONCE, thread_name_prefix="scan") as pool:
+        return [address for address, is_open in zip(addresses, pool.map(one, addresses), strict=True) if is_open]

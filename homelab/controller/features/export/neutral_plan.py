@@ -13,6 +13,7 @@ from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.config.cluster import Cluster, Gpu, Node
 from homelab.controller.config.recipe import ScriptRecipe, TrainRecipe
 from homelab.controller.planning.alternatives import global_batch
+from homelab.controller.planning.strategy import shares
 from homelab.controller.planning.types import Plan, RankPlan
 
 # The scheduler may give cards of another generation than those that the plan was made for.
@@ -100,9 +101,9 @@ def make(
         )  # fmt: skip
     if neutral.train.precision == "auto" and plan.device == "cuda":
         notes.append(f"The recipe leaves the precision open, and this job trains in {plan.precision}, {_ON_OTHERS[plan.precision]}.")
-    shares = equal_shares(settled.train.global_batch, plan.world_size)
+    parts = shares.equal(settled.train.global_batch, plan.world_size)
     first = plan.model_copy(
-        update={"attempt": 0, "ranks": _alike(plan.ranks, shares), "launch": None, "strategies": (), "time": None, "choices": ()}
+        update={"attempt": 0, "ranks": _alike(plan.ranks, parts), "launch": None, "strategies": (), "time": None, "choices": ()}
     )
     return settled, first.model_copy(update={"launch": plan.launch}), items, notes
 
@@ -115,17 +116,12 @@ def _node(number: int, cards: Sequence[Gpu]) -> Node:
     )
 
 
-def equal_shares(global_batch_rows: int, ranks: int) -> list[int]:
-    """Rows of each rank; the first ones take what does not divide."""
-    return [global_batch_rows // ranks + (rank < global_batch_rows % ranks) for rank in range(ranks)]
-
-
-def _alike(ranks: Sequence[RankPlan], shares: Sequence[int]) -> tuple[RankPlan, ...]:
+def _alike(ranks: Sequence[RankPlan], parts: Sequence[int]) -> tuple[RankPlan, ...]:
     """Ranks that fit on any of the cards: nobody knows which rank gets the smallest one."""
     caps = [rank.token_cap for rank in ranks if rank.token_cap is not None]
     passes = min((rank.micro_batch for rank in ranks if rank.micro_batch), default=1)
     unknown = {"memory": None, "speed": None, "card": None, "micro_batch": passes, "token_cap": min(caps, default=None)}
-    return tuple(rank.model_copy(update={**unknown, "share": share}) for rank, share in zip(ranks, shares, strict=True))
+    return tuple(rank.model_copy(update={**unknown, "share": share}) for rank, share in zip(ranks, parts, strict=True))
 
 
 def _refuse_unknown_data(items: Sequence[RecipeInput], recipe_path: Path) -> None:

@@ -32,7 +32,9 @@ def document(job: ScheduledJob) -> LaunchDocument:
     lines = [
         "#!/bin/bash",
         f"#SBATCH --job-name={job.name}",
-        *_size(job),
+        f"#SBATCH --nodes={job.nodes}",
+        "#SBATCH --ntasks-per-node=1",
+        *([f"#SBATCH --gpus-per-node={job.ranks_per_node}"] if job.vram_gb else []),
         "#SBATCH --requeue",
         "#SBATCH --open-mode=append",
         "#SBATCH --output=slurm-%j.out",
@@ -43,11 +45,6 @@ def document(job: ScheduledJob) -> LaunchDocument:
         *(f"export {name}={shlex.quote(value)}" for name, value in sorted(job.variables.items())),
     ]
     return LaunchDocument(file_name=FILE, text="\n".join(lines) + "\n" + _HEAD + _step(job) + _AGAIN)
-
-
-def _size(job: ScheduledJob) -> list[str]:
-    cards = [f"#SBATCH --gpus-per-node={job.ranks_per_node}"] if job.vram_gb else []
-    return [f"#SBATCH --nodes={job.nodes}", "#SBATCH --ntasks-per-node=1", *cards]
 
 
 def _step(job: ScheduledJob) -> str:

@@ -16,7 +16,7 @@ from homelab.controller.config.cluster import Cluster
 from homelab.controller.features.launch.prepare import Prepared
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote import ship
-from homelab.controller.run import fingerprint, run_schema
+from homelab.controller.run import fingerprint, run_record
 from homelab.shared.protocol import profile_files, row_forms
 
 
@@ -35,7 +35,7 @@ def describe(prepared: Prepared, cluster: Cluster, plan: Plan) -> dict[str, Any]
         }
     digests = tuple(sorted(f"{role}:{entry['sha256']}" for role, entry in described.items() if entry))
     return {
-        "schema": run_schema.SCHEMA,
+        "schema": run_record.SCHEMA,
         "name": plan.run,
         "created_at": time.time(),
         "moment": datetime.now(UTC).isoformat(timespec="seconds"),

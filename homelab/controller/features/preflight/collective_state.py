@@ -114,16 +114,12 @@ class CollectiveTestState:
                 return CollectiveOutcome("failed", own[0].text, own[0].node, missing=lost_ranks)
             if now - troubles[0].at >= _ECHO_S:
                 return CollectiveOutcome("failed", f"{troubles[0].text} (on {troubles[0].node})", missing=_behind(states))
-        if now >= self._deadline(now):
+        is_importing = any(stage == IMPORTING for stage in self._stages.values())
+        if now >= (self._started + IMPORT_LIMIT_S if is_importing else max(self._started, self._imported) + LIMIT_S):
             behind = _behind(states)
             places = ", ".join(f"rank {state.rank} ({state.node}) at: {state.stage}" for state in behind or states)
             return CollectiveOutcome("stuck", f"it stood still after {now - self._started:.0f} s: {places}", missing=behind)
         return None
-
-    def _deadline(self, now: float) -> float:
-        if any(stage == IMPORTING for stage in self._stages.values()):
-            return self._started + IMPORT_LIMIT_S
-        return max(self._started, self._imported) + LIMIT_S
 
     def progress(self, now: float) -> str:
         """One line for the person: what the slowest are doing."""

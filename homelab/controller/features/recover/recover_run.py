@@ -18,7 +18,7 @@ from homelab.controller.features.track import forwarder_start
 from homelab.controller.features.track.forwarder_start import StartView
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import adoption, claims, run_folder, run_lookup, stopped_owner, supervisor_record
+from homelab.controller.run import adoption, claims, run_folder, run_lookup, stopped_holder, supervisor_record
 from homelab.controller.run.paths import RunPaths
 
 
@@ -120,7 +120,7 @@ def _refuse_supervised(fleet: Fleet, paths: RunPaths) -> None:
     if active is not None:
         name, reply = active
         kill = on_node(fleet.cluster.node(name), f"kill {'-KILL ' if reply.frozen else ''}{reply.pid or 'PID'}")
-        stopped = stopped_owner.note(fleet.cluster, paths, {name: reply})
+        stopped = stopped_holder.note(fleet.cluster, paths, {name: reply})
         if stopped is not None:
             hint = Hint("{}; to do it by hand: {}, then once more", stopped, kill)
             raise InputError("this run is held by a supervisor that does nothing", where=f"{paths.name}; {name}", hint=hint)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from homelab.controller.attempt import planner, preconditions, run_inputs, start
+from homelab.controller.attempt import inputs, planner, preconditions, start
 from homelab.controller.attempt.inputs import RecipeInput
 from homelab.controller.base.errors import HomelabError, StoppedError, SupersededError, TakenError
 from homelab.controller.base.hint import homelab
@@ -62,7 +62,7 @@ def resume(
     adoption.refuse_unasked(paths)
     described = run_folder.description_of(paths)
     recipe = as_begun(described.recipe, last, next_attempt.strategy)
-    items = run_inputs.inputs_of(paths, described.run_json)
+    items = inputs.of_run(paths, described.run_json)
     names = [name for name in halted.names if name in next_attempt.nodes]
     port = _fresh_port(run.fleet, names, recipe.parallel.port, last.master_port)
     evidence = gather.evidence(run.fleet.only(names), recipe=recipe, material=items, port=port, say=run.say, measure_wire=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from homelab.controller.attempt import planner, run_inputs
+from homelab.controller.attempt import inputs, planner
 from homelab.controller.base.errors import HomelabError, InputError, did_you_mean
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.say import Say
@@ -45,7 +45,7 @@ def refuse_impossible(fleet: Fleet, paths: RunPaths, strategy: str, skip: Collec
     described, last = run_folder.description_of(paths), run_folder.plan_of(paths)
     if not fleet.cluster.nodes:
         return  # who goes on is refused in words of its own
-    items = run_inputs.inputs_of(paths, described.run_json)
+    items = inputs.of_run(paths, described.run_json)
     evidence = gather.facts(fleet, recipe=as_begun(described.recipe, last, strategy), material=items, port=0, say=say)
     evidence = replace(evidence, facts={name: freed.without_run(facts, paths.name) for name, facts in evidence.facts.items()})
     ill = {finding.node for finding in registry.judge_all(evidence, skip=skip) if finding.keeps_out}

@@ -23,6 +23,10 @@ def chart(curve: Curve, number: int) -> str:
     points = [point for series in curve.series for point in series.points]
     down, across = scale(min(point.value for point in points), max(point.value for point in points)), _steps(points)
     frame = _Frame(across[0], across[-1], down[0], down[-1])
+    entries = "".join(
+        f'<li><svg class="key" viewBox="0 0 26 8" aria-hidden="true"><line class="line s{place % KINDS}" x1="0" x2="26" y1="4" y2="4"/></svg>{escape(one.label)}</li>'
+        for place, one in enumerate(curve.series)
+    )
     parts = [
         f'<figure class="chart"><figcaption>{escape(curve.name)} <span class="unit">{escape(curve.unit)}</span></figcaption>',
         f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-labelledby="t{number} d{number}" data-chart="{number}">',
@@ -30,7 +34,7 @@ def chart(curve: Curve, number: int) -> str:
         *_axes(frame, across, down, curve),
         *(_line(series, place, frame) for place, series in enumerate(curve.series)),
         '<line class="cursor" x1="-9" x2="-9" y1="0" y2="0"/></svg>',
-        _legend(curve.series), f'<p class="value" data-value="{number}"></p>',
+        f'<ul class="legend">{entries}</ul>', f'<p class="value" data-value="{number}"></p>',
     ]  # fmt: skip
     if curve.note:
         parts.append(f'<p class="note">{escape(curve.note)}</p>')
@@ -102,11 +106,3 @@ def _line(series: Series, place: int, frame: _Frame) -> str:
     places = [(frame.x(point.step), frame.y(point.value)) for point in series.points]
     dots = "".join(f'<circle class="dot {kind}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places) if len(places) <= _MOST_DOTS else ""
     return f'<polyline class="line {kind}" points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}"/>{dots}'
-
-
-def _legend(series: Sequence[Series]) -> str:
-    entries = "".join(
-        f'<li><svg class="key" viewBox="0 0 26 8" aria-hidden="true"><line class="line s{place % KINDS}" x1="0" x2="26" y1="4" y2="4"/></svg>{escape(one.label)}</li>'
-        for place, one in enumerate(series)
-    )
-    return f'<ul class="legend">{entries}</ul>'

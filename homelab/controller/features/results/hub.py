@@ -1,16 +1,21 @@
-"""A repository of the Hugging Face hub: made, and filled with one commit."""
+"""A repository of the Hugging Face hub: its name, its making, and one commit that fills it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from homelab.controller.base import package, redact
-from homelab.controller.base.errors import HomelabError
+from homelab.controller.base.errors import HomelabError, InputError
+from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.sanitize import plain
 from homelab.controller.run import hub_token
 
+# huggingface_hub/utils/_validators.py (2.4): at most 96 characters, and none of the rest.
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_MOST_CHARACTERS = 96
 _LOGIN = "get a token that may write at https://huggingface.co/settings/tokens, then: hf auth login"
 
 
@@ -61,3 +66,17 @@ class Hub:
             text = plain(redact.text(str(error))).partition("\n")[0][:300]
             hint = "connect this machine to the internet (HF_HUB_OFFLINE must not be 1), then the same once more"
             raise HomelabError(f"the hub cannot be reached: {text}", where=where, hint=hint) from None
+
+
+def checked_name(repository: str) -> str:
+    """The name itself. Raises InputError for what cannot be NAME/MODEL."""
+    if (
+        not _NAME.fullmatch(repository)
+        or len(repository) > _MOST_CHARACTERS
+        or "--" in repository
+        or ".." in repository
+        or repository.endswith((".git", ".", "-"))
+    ):
+        hint = Hint("your name on the hub, a slash, and the model's name: {}", homelab("push", "me/llama7b-support"))
+        raise InputError(f"{repository!r} is no repository of the hub", where="the argument REPO", hint=hint)
+    return repository

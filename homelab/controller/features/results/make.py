@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from homelab.controller.base.errors import HomelabError, InputError, UnreachableError
 from homelab.controller.base.hint import homelab
+from homelab.controller.base.models import WireModel
 from homelab.controller.base.node_words import advice
 from homelab.controller.base.sanitize import plain_lines
 from homelab.controller.base.say import Say
 from homelab.controller.remote.agent import Agent
-from homelab.controller.remote.answers_of_nodes import Made
 from homelab.controller.remote.decoding import decoded
+from homelab.shared.protocol import result_files
 
 _SILENT_S = 60.0  # the node says a line every few seconds
 
@@ -67,3 +68,16 @@ def _error(parts: Any, name: str) -> HomelabError:
     return kind(
         plain_lines(str(parts.get("message") or "")) or "the program failed", where=f"node {name}{', ' if where else ''}{where}", hint=hint
     )
+
+
+class Made(WireModel):
+    """The end of `result-make`: what the program has made, in its own words."""
+
+    folder: Annotated[str, Field(max_length=200)]
+    notes: Annotated[tuple[Annotated[str, Field(max_length=1000)], ...], Field(max_length=100)] = ()
+    figures: Annotated[dict[Annotated[str, Field(max_length=100)], float | None], Field(max_length=100)] = {}
+
+    @field_validator("folder")
+    @classmethod
+    def _known(cls, folder: str) -> str:
+        return result_files.folder(folder)

@@ -15,8 +15,8 @@ from homelab.controller.base.errors import InputError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.models import DisplayValue
 from homelab.controller.base.say import Say
-from homelab.controller.features.results import fetch, receive, repository_name
-from homelab.controller.features.results.hub import Hub
+from homelab.controller.features.results import fetch, receive
+from homelab.controller.features.results.hub import Hub, checked_name
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import run_folder
 from homelab.controller.run.paths import RunPaths
@@ -51,8 +51,8 @@ def push(fleet: Fleet, paths: RunPaths, place: Path, wanted: PushRequest, say: S
     local_base = model.name if model is not None and model.is_folder else None
     if local_base and not wanted.base_model:
         raise _unnamed_base(local_base, paths.name, wanted.repository)
-    base = repository_name.checked(wanted.base_model) if wanted.base_model else None
-    hub = Hub(repository_name.checked(wanted.repository))
+    base = checked_name(wanted.base_model) if wanted.base_model else None
+    hub = Hub(checked_name(wanted.repository))
     say(f"asking the hub for {wanted.repository}")
     address = hub.create(is_public=wanted.is_public)
     done = (fetch.merged if wanted.is_merged else fetch.model)(fleet, paths, place, say)

@@ -34,7 +34,7 @@ class ModelSource:
 def of_recipe(model: Model, say: Say) -> ModelSource:
     """The files that training reads. Raises InputError for a folder that is not here, HomelabError where the hub gives none."""
     commit = "" if model.is_folder else _fetched(model, say)
-    folder = Path(model.name).expanduser() if model.is_folder else _snapshot(model, commit)
+    folder = Path(model.name).expanduser() if model.is_folder else Path(hub_cache.snapshots(model.name), commit)
     if not (folder / "config.json").is_file():
         raise InputError(
             f"{model.name} is no model folder on this machine", where=str(folder / "config.json"),
@@ -80,7 +80,3 @@ def _fetched(model: Model, say: Say) -> str:
             hint=Hint("is the name right, and is there a way to the hub? A gated model wants a token: export HF_TOKEN=...; then: {}", homelab("setup --recipe FILE")),
         ) from None  # fmt: skip
     return Path(folder).name
-
-
-def _snapshot(model: Model, commit: str) -> Path:
-    return Path(hub_cache.snapshots(model.name), commit)

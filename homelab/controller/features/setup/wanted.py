@@ -60,7 +60,9 @@ def of_fleet(fleet: Fleet, say: Say, *, unsloth: bool) -> WantedPackages:
         raise error
     torch = fleet_build(gathered.facts)
     if unsloth:
-        return WantedPackages((torch.requirement,), torch, _unsloth_packages())
+        # Lines of requirements (name==version) for all but torch. Without what they name beside it: not all of that is needed here.
+        lines = resources.files(__package__).joinpath("unsloth-packages.txt").read_text(encoding="utf-8").splitlines()
+        return WantedPackages((torch.requirement,), torch, tuple(line for line in lines if line and not line.startswith(("#", "torch=="))))
     return WantedPackages((torch.requirement, *_worker_packages()), torch)
 
 
@@ -77,9 +79,3 @@ def _worker_packages() -> list[str]:
             hint=Hint("install it with pip, or name the packages: {}", homelab("setup --requirements FILE")),
         )  # fmt: skip
     return [line for line in listed if re.split(r"[\s<>=!~\[;]", line)[0] != "torch"]
-
-
-def _unsloth_packages() -> tuple[str, ...]:
-    """Lines of requirements (name==version) for all but torch. Without what they name beside it: not all of that is needed here."""
-    lines = resources.files(__package__).joinpath("unsloth-packages.txt").read_text(encoding="utf-8").splitlines()
-    return tuple(line for line in lines if line and not line.startswith(("#", "torch==")))

@@ -14,9 +14,8 @@ from homelab.controller.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUP
 from homelab.controller.base.hint import Hint, Options, homelab
 from homelab.controller.dashboard import card_history
 from homelab.controller.dashboard import live as live_dashboard
-from homelab.controller.dashboard.next_commands import next_commands
 from homelab.controller.dashboard.snapshot import Snapshot
-from homelab.controller.dashboard.snapshot_builder import NodeAnswers, RunInfo, build
+from homelab.controller.dashboard.snapshot_builder import NodeAnswers, RunInfo, build, next_commands
 from homelab.controller.diagnose import cause
 from homelab.controller.facts.reading import read
 from homelab.controller.features.status import unsupervised
@@ -30,12 +29,11 @@ from homelab.controller.run import (
     node_matching,
     ownership,
     run_folder,
-    stopped_owner,
+    stopped_holder,
     store,
     supervisor_lock,
     supervisor_record,
 )
-from homelab.controller.run import removed_secrets as leftovers
 from homelab.controller.run.metrics import Gathered
 from homelab.controller.run.ownership import Ownership
 from homelab.controller.run.paths import RunPaths
@@ -94,7 +92,7 @@ class Watcher:
             event_log.gather(self._paths, [event for line in supervisor.events if (event := replies.event_of(line))])
         for name, reply in self.replies.items():
             if reply.run and reply.run.secrets_removed:
-                leftovers.note(self._paths, name)
+                event_log.note_secrets_removed(self._paths, name)
         self.owner = run_owner.of_run(
             self._paths, max(plan.attempt, newest_attempt(self.replies)), self.replies, on_nodes, was_held=was_held, is_ours=self._is_owner
         )
@@ -113,7 +111,7 @@ class Watcher:
         self.without_supervisor = self._without_supervisor(snapshot, plan)
         outliving = unsupervised.outliving(self.replies, snapshot.attempt, homelab("stop", snapshot.run))
         owners = [reply.owner for reply in self.replies.values() if reply.owner]
-        stopped = stopped_owner.note(self._fleet.cluster, self._paths, on_nodes, owners) if snapshot.state != "done" else None
+        stopped = stopped_holder.note(self._fleet.cluster, self._paths, on_nodes, owners) if snapshot.state != "done" else None
         notes = (
             *snapshot.notes,
             *map(Hint, self._off(snapshot, kept)),

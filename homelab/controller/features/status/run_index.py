@@ -11,8 +11,7 @@ from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.say import Say
 from homelab.controller.dashboard.run_list import RunRow
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import removed_secrets as leftovers
-from homelab.controller.run import run_folder, store
+from homelab.controller.run import event_log, run_folder, store
 from homelab.controller.run.state import FINISHED
 
 
@@ -55,7 +54,7 @@ def all_runs(fleet: Fleet, runs_dir: Path, say: Say) -> RunIndex:
     """Ask all nodes, and look into `runs_dir`."""
     say("asking the nodes for their runs")
     answers, unreachable = fleet.ask("runs")
-    leftovers.tell(runs_dir, answers)
+    event_log.tell_secrets_removed(runs_dir, answers)
     rows: dict[str, RunRow] = {}
     for paths in store.runs_in(runs_dir):
         attempt = store.read_object(paths.state_json).get("attempt")

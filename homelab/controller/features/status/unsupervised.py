@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from homelab.controller.attempt import watchdog
-from homelab.controller.attempt.node_status import NodeStatus
-from homelab.controller.attempt.watchdog import AttemptVerdict
+from homelab.controller.attempt.watchdog import AttemptVerdict, NodeStatus
 from homelab.controller.base.hint import Command, Hint
 from homelab.controller.base.sanitize import plain
 from homelab.controller.run.state import State

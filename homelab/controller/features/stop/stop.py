@@ -24,7 +24,6 @@ from homelab.controller.run import (
     store,
     supervisor_lock,
 )
-from homelab.controller.run import removed_secrets as leftovers
 from homelab.controller.run.events import event
 from homelab.controller.run.paths import RunPaths
 
@@ -146,7 +145,7 @@ def end_orphans(
     """
     say("asking the nodes what runs there")
     answers, unreachable = fleet.ask("runs")
-    repaired = leftovers.tell(runs_dir, answers)
+    repaired = event_log.tell_secrets_removed(runs_dir, answers)
     ended, kept = [], []
     for name in sorted({entry["name"] for answer in answers.values() for entry in answer["runs"] if entry["alive"]}):
         paths = run_lookup.run(fleet, runs_dir, name, say)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from contextlib import ExitStack
 
 from homelab.controller.attempt import watchdog
-from homelab.controller.attempt.node_status import NodeStatus, common_checkpoint
+from homelab.controller.attempt.watchdog import NodeStatus, common_checkpoint
 from homelab.controller.features.supervise.recut_watch import RecutWatch
 from homelab.controller.features.supervise.rejoin import RejoinMonitor
 from homelab.controller.features.supervise.status_streams import StatusStreams

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from homelab.controller.attempt import planner
 from homelab.controller.attempt.inputs import RecipeInput
-from homelab.controller.attempt.node_status import NodeStatus
+from homelab.controller.attempt.watchdog import NodeStatus
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.config.recipe import Recipe
@@ -24,12 +24,10 @@ class RecutWatch:
     """`see` looks at the newest statuses; `because` says why another cut from the newest checkpoint on pays, "" where none does."""
 
     def __init__(self, cluster: Cluster, recipe: Recipe, items: list[RecipeInput], plan: Plan) -> None:
-        self._cluster, self._items, self._plan, self._recipe = (
-            cluster.only(tuple(node.name for node in plan.nodes)),
-            items,
-            plan,
-            as_begun(recipe, plan),
-        )
+        self._cluster = cluster.only(tuple(node.name for node in plan.nodes))
+        self._items = items
+        self._plan = plan
+        self._recipe = as_begun(recipe, plan)
         self._began_s = time.monotonic()
         self._saw_start = False  # a supervisor may have been ended and started again while the ranks train
         self._start_s: float | None = None  # from the start of the ranks to their first step; None: it was not seen

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 from pydantic import ValidationError
 
-from homelab.controller.attempt.node_status import NodeStatus
-from homelab.controller.attempt.watchdog import UNHEARD_S
+from homelab.controller.attempt.watchdog import UNHEARD_S, NodeStatus
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.facts.reading import read

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-from homelab.controller.attempt.node_status import NodeStatus
+from homelab.controller.attempt.watchdog import NodeStatus
 
 _KEPT = 200
 

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
 
-from homelab.controller.attempt import run_inputs
+from homelab.controller.attempt import inputs
 from homelab.controller.base.errors import HomelabError, StoppedError, SupersededError
 from homelab.controller.base.hint import homelab
 from homelab.controller.base.say import Say
@@ -49,7 +49,7 @@ class Supervisor:
         self._paths, self._say = paths, say
         self._notifier = Notifier(cluster.notify, paths, say)
         described = run_folder.description_of(paths)
-        recipe, items = described.recipe, run_inputs.inputs_of(paths, described.run_json)
+        recipe, items = described.recipe, inputs.of_run(paths, described.run_json)
         self._run = Supervised(for_recipe(cluster, recipe), paths, recipe, items, supervisor_record.skipped(paths))
         self._plan = run_folder.plan_of(paths)
         self._watch: AttemptWatch | None = None

@@ -5,7 +5,7 @@ The values are plain scalars of one event per step. TensorBoard is imported with
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,8 @@ class EventFiles:
             self._sent = {key: attempt for key, attempt in self._sent.items() if key[1] < changed}
         new = [point for point in points if point.key not in self._sent]
         for point in new:
-            self._write(point.step, point.time, point.values)
+            summary = self._summary(value=[self._summary.Value(tag=tag, simple_value=value) for tag, value in point.values.items()])
+            self._writer.add_event(self._event(step=point.step, wall_time=point.time, summary=summary))
             self._sent[point.key] = point.attempt
         if new or changed is not None:
             self._writer.flush()
@@ -54,7 +55,3 @@ class EventFiles:
 
     def _start(self, step: int) -> None:
         self._writer.add_event(self._event(step=step, session_log=self._session(status=self._session.START)))
-
-    def _write(self, step: int, time: float, values: Mapping[str, float]) -> None:
-        summary = self._summary(value=[self._summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
-        self._writer.add_event(self._event(step=step, wall_time=time, summary=summary))

@@ -64,7 +64,9 @@ def warnings_of(job: Job) -> list[str]:
 
 def _model_chance(job: TrainingJob) -> list[str]:
     """What the model's own config.json has of dropout and noise, off or kept."""
-    rates = model_rates(job)
+    # The rates of dropout and noise in the model's config.json, as far as a node has it.
+    configs = [facts.model.config for facts in job.machines.facts.values() if facts.model and facts.model.config]
+    rates = model_chance.rates(configs[0]) if configs else {}
     listed = ", ".join(f"{name} = {rate:g}" for name, rate in sorted(rates.items()))
     if job.recipe.method.model_dropout:
         return [
@@ -77,12 +79,6 @@ def _model_chance(job: TrainingJob) -> list[str]:
         f"law: {listed} of the model's config.json {'is' if len(rates) == 1 else 'are'} off, so that the curve is the same on any cluster;"
         " [method] model_dropout = true keeps them"
     ]
-
-
-def model_rates(job: Job) -> dict[str, float]:
-    """The rates of dropout and noise in the model's config.json, as far as a node has it."""
-    configs = [facts.model.config for facts in job.machines.facts.values() if facts.model and facts.model.config]
-    return model_chance.rates(configs[0]) if configs else {}
 
 
 def date_warnings(job: Job, moment: datetime | None) -> list[str]:

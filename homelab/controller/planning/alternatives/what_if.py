@@ -79,7 +79,9 @@ def apply(changes: Sequence[Change], cluster: Cluster, facts: Mapping[str, Facts
         if change.card is None:
             continue
         name = _free_name(change.card, [node.name for node in cluster.nodes] + [node.name for node in nodes])
-        nodes.append(_machine(name, change.card, change.count, len(nodes)))
+        address = f"192.0.2.{len(nodes) % 254 + 1}"  # of the network that is kept for examples (RFC 5737): no connection is ever made to it
+        gpu = Gpu(model=change.card.name, vram_gb=gibibytes(change.card.memory_bytes))
+        nodes.append(Node(name=name, host=address, lan_address=address, interface="lan", gpus=(gpu,) * change.count))
         changed_facts[name] = _facts(name, change.card, change.count)
     left_out = (*cluster.left_out, *(node.name for node in cluster.nodes if node.name in removed))
     return cluster.model_copy(update={"nodes": tuple(nodes), "left_out": left_out}), changed_facts
@@ -167,12 +169,6 @@ def _added(text: str, count: int, name: str, device: str) -> Change:
 def _free_name(card: Card, taken: Sequence[str]) -> str:
     name = f"new-{card.name.replace(' ', '-')}"
     return next(one for one in (name, *(f"{name}-{number}" for number in range(2, 1000))) if one not in taken)
-
-
-def _machine(name: str, card: Card, count: int, index: int) -> Node:
-    address = f"192.0.2.{index % 254 + 1}"  # of the network that is kept for examples (RFC 5737): no connection is ever made to it
-    gpu = Gpu(model=card.name, vram_gb=gibibytes(card.memory_bytes))
-    return Node(name=name, host=address, lan_address=address, interface="lan", gpus=(gpu,) * count)
 
 
 def _facts(name: str, card: Card, count: int) -> Facts:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from homelab.controller.base.units import gigabytes
-from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.planning.machines.machines import RankSlot
 from homelab.controller.planning.memory import rank_memory, recipe_edits, scenario
 from homelab.controller.planning.memory.attention import repeats_keys
@@ -110,15 +109,10 @@ def setup_of(job: TrainingJob, slot: RankSlot, micro_batch: int = 1) -> RankSetu
     """What the memory of the rank in this place depends on."""
     device, machines = job.machines.device, job.machines
     return RankSetup(
-        job.precision, device, micro_batch, machines.world_size, _masked(job.recipe, micro_batch), job.recipe.parallel.compress,
+        job.precision, device, micro_batch, machines.world_size, micro_batch > 1 or job.recipe.data.packing, job.recipe.parallel.compress,
         repeats_keys(device, job.precision, slot.capability), slot.memory()[1], _beside_torch(job.workload.speeds.files.get(slot.node.name), slot.local_rank),
         job.division,
     )  # fmt: skip
-
-
-def _masked(recipe: TrainRecipe, micro_batch: int) -> bool:
-    """Whether attention needs a mask: rows that are packed, or of different length beside each other."""
-    return micro_batch > 1 or recipe.data.packing
 
 
 def _beside_torch(profile: SpeedProfile | None, local_rank: int) -> Mapping[str, int]:

@@ -174,3 +174,8 @@ def _table(shares: Mapping[str, tuple[int, ...]]) -> str:
 
 def _list(pairs: Iterable[tuple[str, str]]) -> str:
     return ", ".join(f"{name} {value}" for name, value in pairs)
+
+
+def equal(total: int, parts: int) -> list[int]:
+    """As many for each; the first ones take what does not divide."""
+    return [total // parts + (number < total % parts) for number in range(parts)]

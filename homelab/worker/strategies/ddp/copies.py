@@ -6,7 +6,6 @@ Nothing else in the worker names DistributedDataParallel. Every rank holds all o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -60,7 +59,10 @@ class Replicas(Strategy):
 
     def before_wrap(self, model: Any) -> None:
         if self._task.world_size > 1:
-            _zero_gradients(model.parameters())
+            # Gradients of zero, before the model is wrapped: DDP takes those it finds into its buckets (reducer.cpp, initialize_bucket_views).
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.grad = torch.zeros_like(parameter)
 
     def after_wrap(self, wrapped: Any) -> None:
         if isinstance(wrapped, DistributedDataParallel):
@@ -86,13 +88,6 @@ class Replicas(Strategy):
 
     def check_weights(self, model: Any, step: int) -> str | None:
         return self._comparison.compare(model, step)
-
-
-def _zero_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Gradients of zero, before the model is wrapped: DDP takes those it finds into its buckets (reducer.cpp, initialize_bucket_views)."""
-    for parameter in parameters:
-        if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
 
 
 def _keep_gradients(wrapped: Any) -> None:

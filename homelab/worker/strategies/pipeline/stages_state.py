@@ -39,7 +39,7 @@ def _of_rank(rank: int, own: dict[str, torch.Tensor], device: torch.device, *, i
     whole = {}
     for name, dtype, shape in listed:
         tensor = own[name].detach().contiguous().cpu() if is_own else torch.empty(shape, dtype=getattr(torch, dtype))
-        flat = _bytes_of(tensor)
+        flat = tensor.reshape(-1).view(torch.uint8)
         for piece in flat.split(_PIECE_BYTES):
             received = _broadcast(piece, rank, device)
             if not is_own and is_kept:
@@ -47,11 +47,6 @@ def _of_rank(rank: int, own: dict[str, torch.Tensor], device: torch.device, *, i
         if is_kept:
             whole[name] = tensor
     return whole
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor as bytes."""
-    return tensor.reshape(-1).view(torch.uint8)
 
 
 def _broadcast(tensor: torch.Tensor, source: int, device: torch.device) -> torch.Tensor:

@@ -20,16 +20,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_map_only
 
-from homelab.worker.checkpoints import weights
+from homelab.worker.checkpoints import optimizer_state, weights
 from homelab.worker.model.pretrained import DTYPES, LoadedPart
 from homelab.worker.runtime import process_group
 from homelab.worker.runtime.step_timer import StepTimer
 from homelab.worker.runtime.task import Task
 from homelab.worker.strategies import gradient_norm, replica_check
 from homelab.worker.strategies.base import Strategy
-from homelab.worker.strategies.sharded import exchange, groups, whole_state
+from homelab.worker.strategies.sharded import exchange, groups
 
 
 class Shards(Strategy):
@@ -146,15 +147,15 @@ class Shards(Strategy):
     def state(self, trainer: Any) -> dict[str, Any]:
         is_kept = self._task.is_keeper
         own = {weights.WEIGHTS: weights.trained(trainer.model), weights.OPTIMIZER: trainer.optimizer.state_dict()}
-        whole: dict[str, Any] = whole_state.gathered(own, is_kept=is_kept)
+        whole: dict[str, Any] = gathered(own, is_kept=is_kept)
         return whole if is_kept else {}
 
     def whole_weights(self, model: Any, part: Callable[[Any], dict[str, Any]] = weights.trained) -> dict[str, torch.Tensor]:
-        whole: dict[str, torch.Tensor] = whole_state.gathered(part(model), is_kept=self._task.is_keeper)
+        whole: dict[str, torch.Tensor] = gathered(part(model), is_kept=self._task.is_keeper)
         return whole
 
     def load_optimizer(self, optimizer: Any, checkpoint: Path, device: Any) -> None:
-        whole_state.load_optimizer(optimizer, checkpoint / weights.OPTIMIZER)
+        load_optimizer(optimizer, checkpoint / weights.OPTIMIZER)
 
     def check_start(self, model: Any, where: str) -> str | None:
         self._forget_passes(model)  # of the small tests of the loaded model
@@ -164,3 +165,35 @@ class Shards(Strategy):
 def make(task: Task, steps: int) -> Strategy:
     """The strategy of a task; a divided model needs no number of steps."""
     return Shards(task)
+
+
+def gathered(tree: Any, *, is_kept: bool) -> Any:
+    """The same content with whole tensors in host memory instead of shards. Collective: tensor after tensor, in the order of the tree.
+
+    A checkpoint holds whole tensors: any strategy on any number of ranks goes on from it. Where it is not kept, a whole tensor goes as soon as it has
+    come, and the content is of no use.
+    """
+
+    def whole(shard: DTensor) -> torch.Tensor:
+        tensor = shard.detach().full_tensor()
+        return tensor.cpu() if is_kept else tensor.new_empty(0)
+
+    return tree_map_only(DTensor, whole, tree)
+
+
+def own_part(whole: torch.Tensor, like: DTensor) -> DTensor:
+    """This rank's shard of `whole`, placed as `like` is. Nothing is sent: every rank has the whole."""
+    return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def load_optimizer(optimizer: Any, path: Path) -> None:
+    """Read the whole state that a checkpoint holds, and keep this rank's shards of it."""
+    state = optimizer_state.read(optimizer, path, is_mapped=True)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, values in state["state"].items():
+        parameter = parameters[index]
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                is_sharded = isinstance(parameter, DTensor) and value.shape == parameter.shape and value.dim() > 0
+                values[name] = own_part(value, parameter) if is_sharded else value.clone()
+    optimizer.load_state_dict(state)

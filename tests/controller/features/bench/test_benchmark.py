@@ -12,7 +12,7 @@ import pytest
 from homelab.controller.base.errors import InputError
 from homelab.controller.config.load import load_cluster
 from homelab.controller.config.suite import Suite, load_suite
-from homelab.controller.features.bench import charts, page, table
+from homelab.controller.features.bench import page, table
 from homelab.controller.features.bench.cell import ALONE, Cell, cells_of
 from homelab.controller.features.bench.folder import BenchmarkFolder
 from homelab.controller.features.bench.measurement import Measurement, measure
@@ -177,7 +177,7 @@ def test_csv_has_a_line_for_each_run_and_can_be_read_back() -> None:
 
 def test_charts_and_page_escape_what_they_show(tmp_path: Path) -> None:
     cells = summaries(CELLS, RESULTS)
-    drawn = charts.curves(cells)
+    drawn = page.chart_curves(cells)
     assert [curve.name for curve in drawn] == ["Speed", "Time of a step", "Efficiency", "Memory"]
     assert [(point.step, point.value) for point in drawn[0].series[0].points] == [(1, 100), (2, 128)]
     suite, _ = load_suite(suite_file(tmp_path))
@@ -190,7 +190,7 @@ def test_svg_becomes_png() -> None:
     import xml.etree.ElementTree as ElementTree
 
     resvg_py = pytest.importorskip("resvg_py")
-    svg = charts.standalone(charts.curves(summaries(CELLS, RESULTS))[0])
+    svg = page.standalone(page.chart_curves(summaries(CELLS, RESULTS))[0])
     ElementTree.fromstring(svg)
     assert "var(" not in svg and "ddp" in svg
     assert bytes(resvg_py.svg_to_bytes(svg_string=svg))[:8] == b"\x89PNG\r\n\x1a\n"

@@ -12,7 +12,7 @@ import pytest
 
 from homelab.cli import profile as command
 from homelab.controller.base.errors import HomelabError, InputError
-from homelab.controller.features.profile import fetch_profiles, memory_chart, over_ranks
+from homelab.controller.features.profile import fetch_profiles, over_ranks, profile_tables
 from homelab.controller.features.profile.fetch_profiles import Profiles
 from homelab.controller.features.profile.rank_profile import RankProfile
 from homelab.controller.features.results import fetch
@@ -137,7 +137,7 @@ def test_ranks_together() -> None:
 
 def test_the_chart_has_the_plan_as_a_line() -> None:
     profile = RankProfile.model_validate(summary(0))
-    rows = [line.plain for line in memory_chart.lines(profile, 210 << 20, 80)]
-    assert len(rows) == memory_chart.HEIGHT + 2 and "the plan's peak" in rows[0] and rows[-1].endswith("4.00 s")
+    rows = [line.plain for line in profile_tables.memory_chart(profile, 210 << 20, 80)]
+    assert len(rows) == profile_tables.HEIGHT + 2 and "the plan's peak" in rows[0] and rows[-1].endswith("4.00 s")
     assert "─" * 20 in rows[1] and "█" in rows[2] and all(len(row) <= 80 for row in rows)
-    assert memory_chart.lines(profile, None, 20) == []
+    assert profile_tables.memory_chart(profile, None, 20) == []

@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from homelab.cli.recover import command
-from homelab.controller.attempt import run_inputs, start
+from homelab.controller.attempt import inputs, start
 from homelab.controller.attempt.inputs import RecipeInput
 from homelab.controller.base.errors import HomelabError, InputError, UnreachableError
 from homelab.controller.checks import registry
@@ -46,7 +46,7 @@ class Resuming:
         self.sent: list[str] = []
         self.refuses = False
         items: list[RecipeInput] = []
-        monkeypatch.setattr(run_inputs, "inputs_of", lambda *_: items)
+        monkeypatch.setattr(inputs, "of_run", lambda *_: items)
         monkeypatch.setattr(gather, "evidence", lambda *_, **__: seen)
         monkeypatch.setattr(gather, "facts", lambda *_, **__: seen)
         monkeypatch.setattr(registry, "judge_all", lambda *_, **__: [])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from homelab.controller.base.errors import HomelabError, InputError
-from homelab.controller.features.results import push, repository_name
+from homelab.controller.features.results import hub, push
 from homelab.controller.run import hub_token, run_folder
 from homelab.controller.run.paths import RunPaths
 from tests.fakes import FakeFleet
@@ -186,7 +186,7 @@ def test_no_hub_no_token_no_name(fleet: FakeFleet, server: FakeHub, tmp_path: Pa
 )
 def test_names_that_the_hub_does_not_take(name: str) -> None:
     with pytest.raises(InputError, match="is no repository of the hub"):
-        repository_name.checked(name)
+        hub.checked_name(name)
 
 
 def test_folders_are_replaced_the_longest_first() -> None:

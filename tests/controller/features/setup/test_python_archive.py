@@ -14,8 +14,7 @@ import pytest
 
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.features.setup import python_archive
-from homelab.node.setup import pieces
-from homelab.node.setup import sent_python as on_node
+from homelab.node.setup import pieces, worker_environment
 from homelab.shared.protocol.digest import file_sha256
 from homelab.shared.protocol.errors import Refusal
 
@@ -57,12 +56,12 @@ def test_it_is_fetched_once_and_starts_on_the_node(archive: Path) -> None:
     target = Path(pieces.place(part.name))
     target.parent.mkdir(parents=True)
     target.write_bytes(place.read_bytes())
-    program = on_node.unpack(VERSION)
+    program = worker_environment.unpack(VERSION)
     done = subprocess.run([program, "-I", "-c", "import json, sys; print(sys.prefix)"], capture_output=True, text=True, check=True)
     assert Path(done.stdout.strip()) == Path(program).parent.parent and program.startswith(str(target.parent))
-    assert on_node.unpack(VERSION) == program
+    assert worker_environment.unpack(VERSION) == program
     with pytest.raises(Refusal, match="holds no python"):
-        on_node.unpack("3.99")
+        worker_environment.unpack("3.99")
 
 
 @pytest.mark.thorough
@@ -77,7 +76,7 @@ def test_a_build_with_another_hash_is_not_taken(archive: Path) -> None:
 @pytest.mark.parametrize(("name", "link"), [("../out", ""), ("/etc/out", ""), ("bin/python3", "../../out"), ("bin/python3", "/etc/out")])
 def test_an_archive_that_leads_out_of_its_folder(name: str, link: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    place = Path(pieces.place(on_node.ARCHIVE))
+    place = Path(pieces.place(worker_environment.ARCHIVE))
     place.parent.mkdir(parents=True)
     with tarfile.open(place, "w:gz") as out:
         entry = tarfile.TarInfo(name)
@@ -85,5 +84,5 @@ def test_an_archive_that_leads_out_of_its_folder(name: str, link: str, tmp_path:
             entry.type, entry.linkname = tarfile.SYMTYPE, link
         out.addfile(entry)
     with pytest.raises(ValueError, match="unexpected entry"):
-        on_node.unpack("3.12")
+        worker_environment.unpack("3.12")
     assert [path.name for path in place.parent.iterdir()] == [place.name], "nothing is left of it"

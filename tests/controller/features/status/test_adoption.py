@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from homelab.controller.attempt import run_inputs, start
+from homelab.controller.attempt import inputs, start
 from homelab.controller.attempt.inputs import RecipeInput
 from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.config.recipe import parse_recipe
@@ -121,7 +121,7 @@ def test_no_file_of_this_machine_is_looked_at_for_an_adopted_run(tmp_path: Path)
 
     def looked() -> None:
         described = run_folder.description_of(paths)
-        items = run_inputs.inputs_of(paths, described.run_json)
+        items = inputs.of_run(paths, described.run_json)
         assert resume_guards.changed_here(described.run_json) == []
         with pytest.raises(HomelabError, match=r"not on this node|not here"):
             start.ship_material(fleet, list(NAMES), items, lambda text: None)

@@ -23,7 +23,7 @@ from homelab.controller.facts.reading import read
 from homelab.controller.features.recover import recover_run
 from homelab.controller.features.status import monitor
 from homelab.controller.features.stop import stop
-from homelab.controller.run import process_owner, stopped_owner, supervisor_record
+from homelab.controller.run import process_owner, stopped_holder, supervisor_record
 from homelab.controller.run.paths import RunPaths
 from homelab.node.paths import supervised_dir
 from homelab.node.run import supervisor_host
@@ -125,9 +125,9 @@ def test_a_supervisor_that_is_at_work_is_none(fleet: FakeFleet, nodes: Nodes, pa
 
 def test_one_on_a_node_is_let_go_on_over_there(fleet: FakeFleet, nodes: Nodes, paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     reply = SupervisorReply(alive=True, frozen=True, doing="recovering", pid=77)
-    seen = str(stopped_owner.note(fleet.cluster, paths, {"tower": reply}))
+    seen = str(stopped_holder.note(fleet.cluster, paths, {"tower": reply}))
     assert seen.startswith("the supervisor, process 77 on tower, is stopped (SIGSTOP): ssh ") and "kill -CONT 77" in seen
-    assert stopped_owner.note(fleet.cluster, paths, {"tower": reply.replace(frozen=False)}) is None
+    assert stopped_holder.note(fleet.cluster, paths, {"tower": reply.replace(frozen=False)}) is None
     monkeypatch.setattr(remote_supervisor, "at_work", lambda *_: ("tower", reply))
     with pytest.raises(InputError) as caught:
         recover_run._refuse_supervised(fleet, paths)

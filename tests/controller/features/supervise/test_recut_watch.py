@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from homelab.controller.attempt.node_status import NodeStatus
+from homelab.controller.attempt.watchdog import NodeStatus
 from homelab.controller.features.supervise.recut_watch import RecutWatch
 from homelab.shared.protocol.rank_messages import RankStatus
 from tests import builders

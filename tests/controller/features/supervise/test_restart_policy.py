@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from homelab.controller.attempt.node_status import NodeStatus, common_checkpoint
-from homelab.controller.attempt.watchdog import AttemptVerdict
+from homelab.controller.attempt.watchdog import AttemptVerdict, NodeStatus, common_checkpoint
 from homelab.controller.base.hint import Hint
 from homelab.controller.config.recipe import parse_recipe
 from homelab.controller.diagnose.cause import Diagnosis

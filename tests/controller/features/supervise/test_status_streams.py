@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from homelab.controller.attempt.node_status import NodeStatus
+from homelab.controller.attempt.watchdog import NodeStatus
 from homelab.controller.base.errors import UnreachableError
 from homelab.controller.facts.reading import read
 from homelab.controller.features.supervise import status_streams

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from homelab.controller.attempt import run_inputs
-from homelab.controller.attempt.node_status import NodeStatus
+from homelab.controller.attempt import inputs
+from homelab.controller.attempt.watchdog import NodeStatus
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.features.supervise import attempt_watch, supervisor
 from homelab.controller.run import event_log, run_folder, store
@@ -65,7 +65,7 @@ def paths(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunPaths]:
     recipe = SimpleNamespace(recovery=Recovery(rejoin="never"), checkpoint=Checkpoint(), script=None, method=None)
     monkeypatch.setattr(run_folder, "description_of", lambda paths: Description({}, recipe))  # type: ignore[arg-type]
     monkeypatch.setattr(run_folder, "plan_of", lambda paths: PLAN)
-    monkeypatch.setattr(run_inputs, "inputs_of", lambda paths, run_json: [])
+    monkeypatch.setattr(inputs, "of_run", lambda paths, run_json: [])
     monkeypatch.setattr(attempt_watch, "SETTLE_S", 0.01)
     monkeypatch.setattr(supervisor.Supervisor, "_collect", lambda self: None)
     monkeypatch.setattr(supervisor.Supervisor, "_stop_ranks", lambda self, names: None)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from homelab.controller.attempt import watchdog
-from homelab.controller.attempt.node_status import NodeStatus
+from homelab.controller.attempt.watchdog import NodeStatus
 from homelab.controller.features.supervise.step_durations import StepTimeWindow
 from homelab.shared.protocol.rank_messages import RankStatus
 from homelab.shared.protocol.run_messages import Exit

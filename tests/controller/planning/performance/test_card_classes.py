@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from homelab.controller.base.hardware import CARDS, lookup
-from homelab.controller.planning.speed import card_classes
+from homelab.controller.planning.speed import roofline
 
 
 def test_no_card_of_the_table_is_without_a_class() -> None:
-    assert [card.name for card in CARDS if card_classes.of_peak(card) == card_classes._OTHERS] == []
+    assert [card.name for card in CARDS if roofline.part_of_peak(card) == roofline._OTHERS] == []
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ def test_names_that_begin_alike_are_not_one_card(names: tuple[str, ...], of_peak
     """An L40S is no L4, an A100 no A10, a Quadro RTX 6000 no RTX 6000 Ada."""
     for name in names:
         card = lookup(name)
-        assert card is not None and card_classes.of_peak(card) == of_peak, name
+        assert card is not None and roofline.part_of_peak(card) == of_peak, name

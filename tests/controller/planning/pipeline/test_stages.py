@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from homelab.controller.planning.strategy.pipeline import partition, stage_time
+from homelab.controller.planning.strategy.pipeline import pipeline_plan, stage_time
 from homelab.controller.planning.strategy.pipeline.stage_time import StageTimes
 
 
@@ -20,7 +20,7 @@ def test_the_best_cut_is_the_best_of_all(rates: tuple[float, ...], caps: tuple[i
     def seconds(rank: int, stage: int, count: int) -> float:
         return rates[rank] * (count + (0.7 if stage == 2 else 0.0))
 
-    best = partition.cuts(3, 9, lambda rank, stage: caps[rank], seconds)
+    best = pipeline_plan.best_cuts(3, 9, lambda rank, stage: caps[rank], seconds)
     all_of_them = [
         max(seconds(rank, stage, count) for stage, (rank, count) in enumerate(zip(order, cut, strict=True)))
         for order in itertools.permutations(range(3)) for cut in every_cut(3, 9)
@@ -32,7 +32,7 @@ def test_the_best_cut_is_the_best_of_all(rates: tuple[float, ...], caps: tuple[i
 
 
 def test_a_rank_without_room_for_a_layer_has_no_cut() -> None:
-    assert partition.cuts(2, 4, lambda rank, stage: rank, lambda rank, stage, count: 1.0) == []
+    assert pipeline_plan.best_cuts(2, 4, lambda rank, stage: rank, lambda rank, stage, count: 1.0) == []
 
 
 def even(passes: int, in_flight: int, *, message_s: float = 0.0) -> StageTimes:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from homelab.controller.base.hint import Hint, homelab
@@ -13,13 +15,14 @@ from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.planning.memory.scenario import DoesNotFit, NodesWithoutRoom
 from homelab.controller.planning.memory_estimate import MemoryEstimate
 from homelab.controller.planning.strategy import ranks
-from homelab.controller.planning.strategy.pipeline import partition, stage_time
+from homelab.controller.planning.strategy.pipeline import stage_time
 from homelab.controller.planning.strategy.pipeline.micro_batching import MicroBatching
-from homelab.controller.planning.strategy.pipeline.partition import Cut
 from homelab.controller.planning.types import Choice, RankPlan, StagePlan
 from homelab.controller.planning.work.job import TrainingJob
 from homelab.shared.law import pipeline_schedule
 
+_MOST_ORDERS = 720  # of six ranks; of more, orders by memory and by speed are tried
+_PLAYED = 24
 _MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 
@@ -47,7 +50,7 @@ def fastest(job: TrainingJob) -> StageLayout:
 def _cuts(batching: MicroBatching) -> list[StageLayout]:
     """The best cuts for this size of micro-batches. Where memory is too short to keep all stages busy, the stages keep one micro-batch each."""
     for flights in (pipeline_schedule.least_in_flight, _one):
-        cuts = partition.cuts(
+        cuts = best_cuts(
             batching.stages,
             batching.shape.layers,
             functools.partial(batching.most_layers, flights=flights),
@@ -132,3 +135,61 @@ def lacking_bytes(job: TrainingJob, recipe: TrainRecipe) -> int:
     room = sum(max(batching.most_layers(rank, stage, _one) for stage in range(batching.stages)) for rank in range(batching.stages))
     one_layer = sum(item.size_bytes for item in batching.items(0, 1, 2, 1)) - sum(item.size_bytes for item in batching.items(0, 1, 1, 1))
     return max(1, batching.shape.layers - room) * one_layer
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The ranks in the order of their stages, and the layers of each."""
+
+    order: tuple[int, ...]
+    layers: tuple[int, ...]
+    slowest_s: float
+
+
+def best_cuts(ranks: int, layers: int, most_layers: Callable[[int, int], int], seconds: Callable[[int, int, int], float]) -> list[Cut]:
+    """The best cut of each order of the ranks, the fastest first; empty where no cut has room.
+
+    For every order of the ranks, the best cut is found exactly: the least time of the slowest stage over all ways to give the first stages so many
+    layers, one stage after the other. Of the best of these orders, the whole step is played through (`stage_time`), and the fastest is taken.
+
+    `most_layers(rank, stage)`: how many layers fit; `seconds(rank, stage, count)`: what so many of them take of a step.
+    """
+    room = {(rank, stage): most_layers(rank, stage) for rank in range(ranks) for stage in range(ranks)}
+    results = []
+    for order in _orders(ranks, room):
+        layers_of = _best(order, layers, room, seconds)
+        if layers_of is not None:
+            slowest_s = max(seconds(rank, stage, count) for stage, (rank, count) in enumerate(zip(order, layers_of, strict=True)))
+            results.append(Cut(order, layers_of, slowest_s))
+    return sorted(results, key=lambda cut: (cut.slowest_s, cut.order))[:_PLAYED]
+
+
+def _orders(ranks: int, room: dict[tuple[int, int], int]) -> Iterator[tuple[int, ...]]:
+    if math.factorial(ranks) <= _MOST_ORDERS:
+        yield from itertools.permutations(range(ranks))
+        return
+    middle = ranks // 2
+    by_room = sorted(range(ranks), key=lambda rank: (room[rank, middle], rank))
+    yield tuple(range(ranks))
+    for order in (by_room, by_room[::-1]):
+        for turn in range(ranks):
+            yield tuple(order[turn:] + order[:turn])
+
+
+def _best(
+    order: Sequence[int], layers: int, room: dict[tuple[int, int], int], seconds: Callable[[int, int, int], float]
+) -> tuple[int, ...] | None:
+    """The layers of each stage with the least time of the slowest one; None where they do not fit."""
+    # best[l]: (slowest, layers of each) over the stages so far, which hold l layers together
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
+    for stage, rank in enumerate(order):
+        left_after = len(order) - stage - 1
+        own_s = [seconds(rank, stage, count) for count in range(min(room[rank, stage], layers) + 1)]
+        longer: dict[int, tuple[float, tuple[int, ...]]] = {}
+        for held, (slowest_s, chosen) in best.items():
+            for count in range(1, min(room[rank, stage], layers - held - left_after) + 1):
+                candidate = (max(slowest_s, own_s[count]), (*chosen, count))
+                if held + count not in longer or candidate < longer[held + count]:
+                    longer[held + count] = candidate
+        best = longer
+    return best[layers][1] if layers in best else None
