@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from homelab.cli import completion, terminal
+from homelab.cli import completion, places, terminal
 from homelab.controller.base.hint import Hint, Options, for_recipe, homelab, with_options
 
 if TYPE_CHECKING:
@@ -25,10 +25,29 @@ if TYPE_CHECKING:
     from homelab.controller.run.paths import RunPaths
 
 RecipeArgument = Annotated[Path, typer.Argument(help="The recipe file.", show_default=False, autocompletion=completion.recipes)]
-ClusterOption = Annotated[Path, typer.Option("--cluster", "-c", envvar="HOMELAB_CLUSTER", help="The cluster file.", show_default=True)]
+ClusterOption = Annotated[
+    Path,
+    typer.Option(
+        "--cluster",
+        "-c",
+        envvar="HOMELAB_CLUSTER",
+        callback=places.cluster_option,
+        show_default=False,
+        help="The cluster file. Default: cluster.toml here, in a folder above, or in ~/.config/homelab.",
+    ),
+]
 NodesOption = Annotated[str, typer.Option("--nodes", help="Only these nodes, by name: tower,laptop", autocompletion=completion.node_list)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-RunsOption = Annotated[Path, typer.Option("--runs-dir", envvar="HOMELAB_RUNS", help="Where runs are kept on this machine.")]
+RunsOption = Annotated[
+    Path,
+    typer.Option(
+        "--runs-dir",
+        envvar="HOMELAB_RUNS",
+        callback=places.runs_option,
+        show_default=False,
+        help="Where runs are kept on this machine. Default: runs/ beside the cluster file; of the one in ~/.config, ~/.local/share/homelab/runs.",
+    ),
+]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Stay, show the dashboard, and leave with the run's exit code.")]
 SkipOption = Annotated[
     list[str], typer.Option("--skip", help="Do not judge this check (repeatable); it is recorded.", autocompletion=completion.checks)
@@ -70,8 +89,7 @@ def supervise_where(place: str, no_supervise: bool) -> Where:
     return "no" if no_supervise else cast("Where", place)
 
 
-DEFAULT_CLUSTER = Path("cluster.toml")
-DEFAULT_RUNS = Path("runs")
+DEFAULT_CLUSTER, DEFAULT_RUNS = places.CLUSTER, places.RUNS
 
 
 def load_cluster(path: Path, nodes: str = "") -> Cluster:
@@ -79,6 +97,8 @@ def load_cluster(path: Path, nodes: str = "") -> Cluster:
     from homelab.controller.base.errors import InputError
     from homelab.controller.config.example import is_example
 
+    if path != DEFAULT_CLUSTER and path == places.cluster():
+        terminal.echo(f". the machines of {path}", err=True)
     cluster = described_cluster(path, nodes)
     if is_example(path.read_bytes()):
         raise InputError(
@@ -175,9 +195,9 @@ def same_options(cluster: Path, runs_dir: Path | None = None) -> str:
     import shlex
 
     text = ""
-    if cluster != Path(os.environ.get("HOMELAB_CLUSTER") or DEFAULT_CLUSTER):
+    if cluster != Path(os.environ.get("HOMELAB_CLUSTER") or places.cluster()):
         text += f" --cluster {shlex.quote(str(cluster))}"
-    if runs_dir is not None and runs_dir != Path(os.environ.get("HOMELAB_RUNS") or DEFAULT_RUNS):
+    if runs_dir is not None and runs_dir != Path(os.environ.get("HOMELAB_RUNS") or places.runs()):
         text += f" --runs-dir {shlex.quote(str(runs_dir))}"
     return text
 

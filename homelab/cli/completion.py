@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import typer
+
+from homelab.cli import places
 
 _MOST_FILES = 200  # that are read for one TAB
 
@@ -20,7 +22,7 @@ def runs(context: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:
     from homelab.controller.base.errors import HomelabError
     from homelab.controller.run import store
 
-    folder = _given(context, "runs_dir", "HOMELAB_RUNS", "runs")
+    folder = _given(context, "runs_dir", "HOMELAB_RUNS", places.runs)
     with contextlib.suppress(HomelabError):
         for paths in store.runs_in(folder):
             if paths.name.startswith(incomplete):
@@ -111,13 +113,13 @@ def _beginning(words: Iterable[str], incomplete: str) -> Iterator[str]:
 
 
 def _node_names(context: typer.Context) -> list[str]:
-    entries = _toml(_given(context, "cluster", "HOMELAB_CLUSTER", "cluster.toml")).get("nodes")
+    entries = _toml(_given(context, "cluster", "HOMELAB_CLUSTER", places.cluster)).get("nodes")
     names = [entry.get("name") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
     return [name for name in names if isinstance(name, str)]
 
 
-def _given(context: typer.Context, option: str, variable: str, default: str) -> Path:
-    return Path(context.params.get(option) or os.environ.get(variable) or default).expanduser()
+def _given(context: typer.Context, option: str, variable: str, otherwise: Callable[[], Path]) -> Path:
+    return Path(context.params.get(option) or os.environ.get(variable) or otherwise()).expanduser()
 
 
 def _toml(path: Path) -> dict[str, Any]:
