@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
 
 from homelab.cli import terminal
 
@@ -13,7 +17,51 @@ if TYPE_CHECKING:
     from homelab.controller.features.chat.conversation import Message, NodeConversation
 
 TITLES = {"base": "before: ", "trained": "after:  "}
-_HELP = "/new begins another conversation, /quit ends (Ctrl-D, too), Ctrl-C stops an answer"
+_HELP = "/new begins another conversation, /bye ends (Ctrl-D, too), Ctrl-C stops an answer"
+_ENDS = ("/bye", "/quit", "/exit")
+
+
+class WrappedWords:
+    """Words as they come, which break between words at so many columns. None: they are passed on as they come.
+
+    The last word is held until it is whole, because a token is often a part of a word.
+    """
+
+    def __init__(self, write: Callable[[str], None], columns: int | None) -> None:
+        self._write, self._columns = write, columns
+        self._column, self._gap, self._word = 0, "", ""
+
+    def add(self, text: str) -> None:
+        """Show all whole words so far."""
+        if self._columns is None:
+            self._write(text)
+            return
+        for part in re.split(r"(\s)", text):
+            if not part.isspace():
+                self._word += part
+                continue
+            self._flush()
+            if part == "\n":
+                self._write("\n")
+                self._column, self._gap = 0, ""
+            else:
+                self._gap += "    " if part == "\t" else part
+
+    def end(self) -> None:
+        """Show the rest, and end the line."""
+        self._flush()
+        self._write("\n")
+
+    def _flush(self) -> None:
+        assert self._columns is not None or not self._word
+        if not self._word:
+            return
+        if self._column and self._column + cell_len(self._gap + self._word) > (self._columns or 0):
+            self._write("\n")
+            self._column, self._gap = 0, ""
+        self._write(self._gap + self._word)
+        self._column += cell_len(self._gap + self._word)
+        self._gap, self._word = "", ""
 
 
 def hold(conversation: NodeConversation, models: list[str], max_new_tokens: int) -> None:
@@ -27,6 +75,8 @@ def hold(conversation: NodeConversation, models: list[str], max_new_tokens: int)
     for question in _questions(is_terminal):
         if question == "/new":
             histories = {model: [] for model in models}
+        elif question == "/help":
+            terminal.echo(_HELP, err=True)
         elif question.startswith("/"):
             terminal.echo(f"no such command: {question}. {_HELP}", err=True)
         else:
@@ -45,7 +95,7 @@ def _questions(is_terminal: bool) -> Iterator[str]:
             if is_terminal:
                 terminal.echo("")
             return
-        if line in ("/quit", "/exit"):
+        if line in _ENDS:
             return
         if line:
             yield line
@@ -57,14 +107,15 @@ def _ask(conversation: NodeConversation, model: str, history: list[Message], que
 
     history.append({"role": "user", "content": question})
     pieces: list[str] = []
-    terminal.piece(title)
+    shown = WrappedWords(terminal.piece, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
+    shown.add(title)
     try:
         for piece in conversation.answer(history, model=model, max_new_tokens=max_new_tokens):
             pieces.append(piece)
-            terminal.piece(piece)
+            shown.add(piece)
     except KeyboardInterrupt:
         conversation.stop()
-        terminal.piece(" ...")
+        shown.add(" ...")
     except UnreachableError:
         raise
     except HomelabError as error:
@@ -72,5 +123,5 @@ def _ask(conversation: NodeConversation, model: str, history: list[Message], que
         terminal.echo()
         terminal.three_parts("error", error.message, error.where, error.hint)
         return
-    terminal.echo()
+    shown.end()
     history.append({"role": "assistant", "content": "".join(pieces).strip()})

@@ -27,7 +27,8 @@ def accepts_host_key(name: str, key: HostKey, *, yes: bool, hint: Hint, err: boo
     """Whether a new host key, shown with its fingerprint, is right. Raises InputError with this hint where nobody can say so."""
     from homelab.controller.remote import hostkeys
 
-    terminal.echo(f"{name} ({key.host}:{key.port}) shows the host key {key.key.get_name()} {hostkeys.fingerprint(key.key)}", err=err)
+    terminal.echo(f"{name} ({key.host}:{key.port}) shows the host key {key.key.get_name()}", err=err)
+    terminal.echo(f"  {hostkeys.fingerprint(key.key)}", err=err)  # on a line of its own: it is compared by eye
     terminal.echo("  compare it on the node itself: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub", err=err)
     ask = "  is it the same, and shall it be remembered?"
     return yes or asked(lambda: terminal.confirm(ask, err=err), "whether this key is right", f"node {name}", hint, err=err)

@@ -58,7 +58,7 @@ def has_changed_cards(node: Node, facts: Facts) -> bool:
 def about(facts: Facts) -> str:
     """One line of what a machine is."""
     system = facts.system
-    words = [plain_name(system.os), f"{system.cpu_count} cores"]
+    words = [plain_name(system.os), f"{system.cpu_count} core{'s' if system.cpu_count != 1 else ''}"]
     words += [f"{memory_gb(system.memory_total_bytes, 0)} GB memory"] if system.memory_total_bytes else []
     words += [] if cards.everything(facts) else ["no NVIDIA card"]
     return ", ".join(word for word in words if word.strip())
