@@ -6,6 +6,7 @@ import ast
 import functools
 import graphlib
 import statistics
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,10 @@ MOST_MODULE_LINES = 300
 MOST_FIRST_LEVEL = 8
 # A module this short that one other imports is a part of it, except where a table of programs or a proof of purity keeps it apart.
 SMALL_MODULE_LINES = 40
-MOST_SMALL_MODULES = 17
+MOST_SMALL_MODULES = 11
+# A private function this short that one place calls is a part of that place, except where its name says what its lines do not.
+SMALL_FUNCTION_LINES = 4
+MOST_SMALL_FUNCTIONS = 282
 # Most of them are a message of the node and what the controller reads of it.
 MOST_SHARED_CLASS_NAMES = 10
 # Folders whose children import each other: to be opened, and none to be added.
@@ -218,6 +222,25 @@ def too_many_small_modules() -> list[Breach]:
     return [Breach(name, f"only {user} imports it") for name, user in small.items()] if len(small) > MOST_SMALL_MODULES else []
 
 
+def small_functions() -> list[str]:
+    """Private functions that are short and named once in their module: `file:line name`."""
+    small = []
+    for path, tree in trees().items():
+        named = Counter(node.id for node in nodes(tree) if isinstance(node, ast.Name))
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("_") and not node.decorator_list and named[node.name] == 1:
+                first = node.body[1 if ast.get_docstring(node, clean=False) and len(node.body) > 1 else 0]
+                if (node.end_lineno or 0) - first.lineno < SMALL_FUNCTION_LINES:
+                    small.append(f"{label(path)}:{node.lineno} {node.name}")
+    return small
+
+
+def too_many_small_functions() -> list[Breach]:
+    """Functions that are a part of their caller: the eye goes away from it and comes back with a line or two."""
+    small = small_functions()
+    return [Breach(*entry.split(" ")) for entry in small] if len(small) > MOST_SMALL_FUNCTIONS else []
+
+
 def mean_function_lines() -> float:
     return statistics.mean(length(function) for _, function in functions())
 
@@ -338,6 +361,7 @@ def summary() -> list[str]:
         f"lines of a module: at most {module[0]} ({module[1]}); limit {MOST_MODULE_LINES}",
         f"lines of a function: {mean_function_lines():.1f} on average; of a module: {statistics.mean(line_counts().values()):.0f}",
         f"modules under {SMALL_MODULE_LINES} lines with one importer: {len(small_modules())}; limit {MOST_SMALL_MODULES}",
+        f"functions of {SMALL_FUNCTION_LINES} lines with one caller: {len(small_functions())}; limit {MOST_SMALL_FUNCTIONS}",
         f"class names in several modules: {len(shared_class_names())}; limit {MOST_SHARED_CLASS_NAMES}",
         f"module names with two meanings: {len(names_with_two_meanings())}; {len(SHARED_NAMES)} names are shared by modules of one meaning",
         f"imports against the arrows: {len(against_the_arrows())} of {len(file_arrows())}",
@@ -351,7 +375,7 @@ def summary() -> list[str]:
 
 LIMITS = (
     too_many_parameters, too_long_functions, too_long_modules, names_with_two_meanings, against_the_arrows, too_many_at_first_sight, circles,
-    untyped_between_rooms, too_many_shared_class_names, too_many_small_modules,
+    untyped_between_rooms, too_many_shared_class_names, too_many_small_modules, too_many_small_functions,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -38,7 +38,10 @@ class Twin: ...
 
 def wide(a, b, c, d, e, f, g, h): ...
 
+def _short(): ...
+
 def give() -> dict[str, Any]:
+    _short()
 {body}
 """
 
@@ -53,12 +56,13 @@ def test_the_limits_are_awake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "trees", lambda: trees)
     monkeypatch.setattr(limits, "READS_JSON", ())
     monkeypatch.setattr(Path, "read_text", lambda path, encoding: "\n" * 400)
-    for name, most in (("MOST_FIRST_LEVEL", 0), ("MOST_SHARED_CLASS_NAMES", 0), ("SMALL_MODULE_LINES", 1000), ("MOST_SMALL_MODULES", 0)):
-        monkeypatch.setattr(limits, name, most)
+    for name in ("MOST_FIRST_LEVEL", "MOST_SHARED_CLASS_NAMES", "MOST_SMALL_MODULES", "MOST_SMALL_FUNCTIONS"):
+        monkeypatch.setattr(limits, name, 0)
+    monkeypatch.setattr(limits, "SMALL_MODULE_LINES", 1000)
     limits.file_arrows.cache_clear()
     expected = {
         limits.too_many_parameters: "wide has 8 parameters",
-        limits.too_long_functions: "give has 401 lines",
+        limits.too_long_functions: "give has 402 lines",
         limits.too_long_modules: "400 lines",
         limits.names_with_two_meanings: "one name",
         limits.against_the_arrows: "controller/planning imports cli/common.py",
@@ -67,6 +71,7 @@ def test_the_limits_are_awake(monkeypatch: pytest.MonkeyPatch) -> None:
         limits.untyped_between_rooms: "give gives or takes dict[str, Any], used by cli/common.py, controller/planning/sample.py",
         limits.too_many_shared_class_names: "Twin",
         limits.too_many_small_modules: "only controller/run/sample.py imports it",
+        limits.too_many_small_functions: "_short",
     }
     try:
         for limit, words in expected.items():

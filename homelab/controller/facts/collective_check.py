@@ -68,10 +68,6 @@ class CollectiveResult:
         """True when it came to its end and every sum was right."""
         return not self.error and not self.wrong
 
-    def of_size(self, size_bytes: int) -> Measured | None:
-        """What was measured with this size."""
-        return next((entry for entry in self.measured if entry.size_bytes == size_bytes), None)
-
     def results(self) -> list[dict[str, Any]]:
         """The sizes as they are kept on the nodes and printed as JSON."""
         return [{"size_bytes": one.size_bytes, "seconds": one.seconds, "bus_bytes_per_s": one.bus_bytes_per_s} for one in self.measured]

@@ -8,6 +8,16 @@ from pathlib import Path
 from homelab.shared.protocol import layout, profile_files
 
 
+class _Below:
+    """The path of this name below the folder of the run."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, paths: RunPaths, kind: type[RunPaths]) -> Path:
+        return paths.root / self._name
+
+
 @dataclass(frozen=True)
 class RunPaths:
     """Paths below one run's folder on the controller."""
@@ -19,105 +29,30 @@ class RunPaths:
         """The run's name is its folder's name."""
         return self.root.name
 
-    @property
-    def run_json(self) -> Path:
-        """What never changes: resolved recipe, data digests, versions."""
-        return self.root / layout.RUN_JSON
-
-    @property
-    def adopted_json(self) -> Path:
-        """Which nodes said what the run is, where this machine did not launch it; absent where it did."""
-        return self.root / "adopted.json"
-
-    @property
-    def cluster_json(self) -> Path:
-        """The cluster as it was at launch."""
-        return self.root / "cluster.json"
-
-    @property
-    def plan_txt(self) -> Path:
-        """The newest plan, for people."""
-        return self.root / "plan.txt"
-
-    @property
-    def commands_sh(self) -> Path:
-        """What was executed on each node, runnable by hand, secrets masked."""
-        return self.root / "commands.sh"
-
-    @property
-    def events_jsonl(self) -> Path:
-        """What happened, one JSON object per line."""
-        return self.root / layout.EVENTS_JSONL
-
-    @property
-    def state_json(self) -> Path:
-        """The state as the controller last saw it."""
-        return self.root / "state.json"
-
-    @property
-    def metrics_jsonl(self) -> Path:
-        """Metrics of all ranks, gathered from the nodes."""
-        return self.root / layout.METRICS_JSONL
-
-    @property
-    def answers_jsonl(self) -> Path:
-        """What `homelab chat --prompt` asked the run's model, and what it said."""
-        return self.root / "answers.jsonl"
-
-    @property
-    def energy_json(self) -> Path:
-        """Attempt -> node -> what its cards used, as the nodes said it last."""
-        return self.root / layout.ENERGY_JSON
-
-    @property
-    def readme_txt(self) -> Path:
-        """What each file of this folder is."""
-        return self.root / "README.txt"
-
-    @property
-    def checks_json(self) -> Path:
-        """The preflight results this run was started with."""
-        return self.root / "preflight.json"
-
-    @property
-    def supervisor_json(self) -> Path:
-        """What the supervisor is doing, and the restarts it has made."""
-        return self.root / layout.SUPERVISOR_JSON
-
-    @property
-    def supervisor_lock(self) -> Path:
-        """Held by the one supervisor of this run; the kernel drops it when its holder dies."""
-        return self.root / layout.SUPERVISOR_LOCK
-
-    @property
-    def supervisor_log(self) -> Path:
-        """What the supervisor said."""
-        return self.root / layout.SUPERVISOR_LOG
-
-    @property
-    def supervised_json(self) -> Path:
-        """On which node the supervisor is, where it is not on this machine."""
-        return self.root / "supervised.json"
-
-    @property
-    def code(self) -> Path:
-        """Snapshot of the recipe file and of a [script]."""
-        return self.root / layout.CODE
-
-    @property
-    def tracking(self) -> Path:
-        """What trackers got of the run: TensorBoard's event files, and a file of state for each other tracker."""
-        return self.root / "tracking"
+    run_json = _Below(layout.RUN_JSON)  # what never changes: resolved recipe, data digests, versions
+    adopted_json = _Below("adopted.json")  # which nodes said what the run is, where this machine did not launch it; absent where it did
+    cluster_json = _Below("cluster.json")  # the cluster as it was at launch
+    plan_txt = _Below("plan.txt")  # the newest plan, for people
+    commands_sh = _Below("commands.sh")  # what was executed on each node, runnable by hand, secrets masked
+    events_jsonl = _Below(layout.EVENTS_JSONL)  # what happened, one JSON object per line
+    state_json = _Below("state.json")  # the state as the controller last saw it
+    metrics_jsonl = _Below(layout.METRICS_JSONL)  # metrics of all ranks, gathered from the nodes
+    answers_jsonl = _Below("answers.jsonl")  # what `homelab chat --prompt` asked the run's model, and what it said
+    energy_json = _Below(layout.ENERGY_JSON)  # attempt -> node -> what its cards used, as the nodes said it last
+    readme_txt = _Below("README.txt")  # what each file of this folder is
+    checks_json = _Below("preflight.json")  # the preflight results this run was started with
+    supervisor_json = _Below(layout.SUPERVISOR_JSON)  # what the supervisor is doing, and the restarts it has made
+    supervisor_lock = _Below(layout.SUPERVISOR_LOCK)  # held by the one supervisor of this run; the kernel drops it when its holder dies
+    supervisor_log = _Below(layout.SUPERVISOR_LOG)  # what the supervisor said
+    supervised_json = _Below("supervised.json")  # on which node the supervisor is, where it is not on this machine
+    code = _Below(layout.CODE)  # snapshot of the recipe file and of a [script]
+    profiles = _Below(profile_files.PROFILES)  # the profiles of some steps, a folder for each rank, as `homelab profile` has fetched them
+    tracking = _Below("tracking")  # what trackers got of the run: TensorBoard's event files, and a file of state for each other tracker
 
     @property
     def event_files(self) -> Path:
         """Folder of TensorBoard's event files that are written here; TensorBoard shows its name."""
         return self.tracking / "tensorboard" / self.name
-
-    @property
-    def profiles(self) -> Path:
-        """The profiles of some steps, a folder for each rank, as `homelab profile` has fetched them."""
-        return self.root / profile_files.PROFILES
 
     def attempt(self, number: int) -> Path:
         """Folder of one start of torchrun on all nodes."""

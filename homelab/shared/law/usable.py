@@ -111,11 +111,6 @@ def method_of(kind: str, base: str) -> str:
     return LORA_8BIT if kind == LORA and base == "8bit" else kind
 
 
-def merge_bases(config: Mapping[str, Any], kind: str, base: str) -> tuple[str, ...]:
-    """What adapters of this method on a model with this config.json can be merged onto."""
-    return CHECKPOINTS[checkpoint_of(config)[0], method_of(kind, base)].merge
-
-
 def checkpoint_refusal(stored: Stored | None, kind: str, base: str, original: str = ORIGINAL_MODEL) -> Refusal | None:
     """Why files that are quantised so cannot be trained by this method; None where they can. `original`: in which words to name the model in 16 bits."""
     refusal = CHECKPOINTS[form_of(stored), method_of(kind, base)].refusal

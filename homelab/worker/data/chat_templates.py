@@ -63,7 +63,7 @@ class Renderer:
         """The text of a row. Raises WorkerError with its place."""
         sample = self.sample(record, form)
         if self.is_chat(form, sample):
-            return self._as_chat(record, form, sample)
+            return self._as_chat(record, sample)
         self.unused.count(record, sample)
         start = len(sample.prompt) if self.settings["completion_only"] else 0
         text = sample.prompt + sample.completion
@@ -87,7 +87,7 @@ class Renderer:
             )
         return notes
 
-    def _as_chat(self, record: Record, form: RowForm, sample: Sample) -> Text:
+    def _as_chat(self, record: Record, sample: Sample) -> Text:
         template = self.template
         if template is None:
             hint = "give prompt and completion as strings, or use a model with a chat template"

@@ -67,7 +67,7 @@ def test_the_edit_of_each_refusal_is_tried(form: str, method: str) -> None:
     refusal = usable.checkpoint_refusal(stored_of(config), kind, base)
     assert (refusal is None) == (usable.CHECKPOINTS[form, method].refusal is None)
     if refusal is None:
-        assert bool(usable.merge_bases(config, kind, base)) == (kind != "full")
+        assert bool(usable.CHECKPOINTS[usable.checkpoint_of(config)[0], usable.method_of(kind, base)].merge) == (kind != "full")
         return
     assert "quantised already" in refusal.reason
     is_other_model = refusal.edit.startswith("[model]")

@@ -51,7 +51,6 @@ class Greeting:
     port: int
     user: str | None
     fingerprint: str = ""
-    is_key_known: bool = False
     problem: str = ""
 
     @property

@@ -44,8 +44,8 @@ def _as_written(node: Node) -> ssh_login.Address:
 
 
 def _greeting(candidate: Candidate, address: ssh_login.Address, key: ssh_login.HostKey | None, error: HomelabError | None) -> Greeting:
-    fingerprint, is_known = (hostkeys.fingerprint(key.key), key.is_known) if key else ("", False)
-    return Greeting(candidate, address.host, address.port, address.user, fingerprint, is_known, error.message if error else "")
+    fingerprint = hostkeys.fingerprint(key.key) if key else ""
+    return Greeting(candidate, address.host, address.port, address.user, fingerprint, error.message if error else "")
 
 
 def own_fingerprints(lines: list[str]) -> set[str]:

@@ -129,7 +129,7 @@ def _team(
     preconditions.refuse_too_few(paths, recipe, well, absent)
     resume_guards.refuse_other_data(described.run_json, evidence, items)
     only_well = replace(evidence, cluster=evidence.cluster.only(well), facts={name: evidence.facts[name] for name in well})
-    resume_guards.refuse_other_model(paths, described.run_json, only_well)
+    resume_guards.refuse_other_model(described.run_json, only_well)
     return only_well, absent
 
 

@@ -80,7 +80,7 @@ def refuse_other_data(described: Mapping[str, Any], evidence: Evidence, items: l
                 )
 
 
-def refuse_other_model(paths: RunPaths, described: Mapping[str, Any], evidence: Evidence) -> None:
+def refuse_other_model(described: Mapping[str, Any], evidence: Evidence) -> None:
     """Raises OtherTrainingError when the base model of a node is not the one that the run began with."""
     record = described.get("model")
     if not isinstance(record, dict) or evidence.recipe is None or evidence.recipe.model is None:
