@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,8 +32,6 @@ def command(
     from homelab.controller.features.new import new_recipe
 
     data, model = _asked_for(data, model, yes)
-    if Path(model).expanduser().joinpath("config.json").is_file():
-        model = str(Path(model).expanduser().resolve())
     wish = new_recipe.Wish(data, model, output or Path(_name(data)), offline)
     with common.progress(as_json) as say:
         made = new_recipe.make(wish, _cluster(cluster), say)
@@ -54,7 +53,15 @@ def _asked_for(data: str, model: str, yes: bool) -> tuple[str, str]:
         if not model and not yes:
             question = "which model? org/name, or a folder (nothing: homelab chooses)"
             model = asked(lambda: terminal.prompt(question, ""), "for the model", "homelab new", hint)
-    return data, model
+    return data, _on_every_node(model)
+
+
+def _on_every_node(model: str) -> str:
+    """A model folder of this machine by a name that holds on every node: below `~` if it is in this person's home. Others as they are."""
+    folder = Path(os.path.abspath(Path(model).expanduser()))
+    if not model or not folder.joinpath("config.json").is_file():
+        return model
+    return f"~/{folder.relative_to(Path.home())}" if folder.is_relative_to(Path.home()) else str(folder)
 
 
 def _name(data: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +26,8 @@ def test_on_practice_nodes_the_recipe_is_written_shown_and_planned(desk: Desk) -
     desk.write("mine.jsonl", chats(60))
     said = desk.homelab("new", "mine.jsonl", "--model", MODEL).stdout
     lines = said.splitlines()
-    assert lines[0] == f"Wrote mine.toml: {MODEL} learns 60 rows as adapters."
+    home = str(Path.home())
+    assert lines[0] == f"Wrote mine.toml: {MODEL.replace(home, '~') if MODEL.startswith(home) else MODEL} learns 60 rows as adapters."
     assert lines[1] == "It fits. How long it takes is not known before it runs."  # of processors nobody knows the speed before
     assert said.count("mine.jsonl, line") == 3 and "\u25b80!" in said
     assert lines[-1].startswith("Next: homelab launch mine.toml")
