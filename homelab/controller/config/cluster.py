@@ -145,8 +145,8 @@ class Node(ConfigModel):
         return max(1, len(self.gpus))
 
 
-class Price(ConfigModel):
-    """What a kWh costs, in `currency` (a word or a sign behind the number). None: nobody has said it, so no price is shown."""
+class EnergyPrice(ConfigModel):
+    """The section [energy]: the price of electricity, in `currency` (a word or a sign behind the number). None: not known, so no price is shown."""
 
     price_per_kwh: float | None = Field(default=None, ge=0, le=1_000_000)
     currency: str = Field(default="", max_length=12)
@@ -186,7 +186,7 @@ class Cluster(ConfigModel):
     name: Name = "homelab"
     network: Network | None = None
     known_hosts: str | None = None
-    energy: Price = Price()
+    energy: EnergyPrice = EnergyPrice()
     notify: Notify = Notify()
     wire: NetworkSettings = NetworkSettings()
     nodes: tuple[Node, ...]

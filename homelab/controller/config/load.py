@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from homelab.controller.base.errors import InputError, did_you_mean
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.config import near_files, typed_secrets
-from homelab.controller.config.cluster import Cluster, NetworkSettings, Node, Notify, Price
+from homelab.controller.config.cluster import Cluster, EnergyPrice, NetworkSettings, Node, Notify
 from homelab.controller.config.file_faults import Fault, faults_of, raise_faults
 from homelab.controller.config.lines import key_lines, line_of, not_deep
 from homelab.controller.config.recipe import Recipe, RecipeFile, parse_recipe
@@ -53,7 +53,7 @@ def _cluster(path: Path, text: str, data: dict[str, Any]) -> Cluster:
     cluster = None
     settings = {key: value for key, value in head.items() if key in own_keys}
     try:
-        energy = _section(data, "energy", Price, faults)
+        energy = _section(data, "energy", EnergyPrice, faults)
         notify = _section(data, "notify", Notify, faults)
         wire = _section(data, "network", NetworkSettings, faults)
         cluster = Cluster(nodes=tuple(nodes), energy=energy, notify=notify, wire=wire, **settings)

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
 from homelab.controller.config import reference
-from homelab.controller.config.cluster import Cluster, NetworkSettings, Node, Notify, Price
+from homelab.controller.config.cluster import Cluster, EnergyPrice, NetworkSettings, Node, Notify
 from homelab.controller.config.recipe import RecipeFile
 from homelab.controller.config.suite import Suite
 
@@ -20,7 +20,7 @@ class ClusterFile(BaseModel):
     """cluster.toml as it is written: `Cluster` has the defaults merged in."""
 
     network: NetworkSettings
-    energy: Price
+    energy: EnergyPrice
     notify: Notify
     nodes: list[Node]
 

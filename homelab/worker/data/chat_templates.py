@@ -12,10 +12,10 @@ from typing import Any
 from homelab.shared.protocol import row_forms
 from homelab.shared.protocol.row_forms import RowForm
 from homelab.worker.data import samples
+from homelab.worker.data.assistant_mask import Turns, marks_of
 from homelab.worker.data.readers import Record
 from homelab.worker.data.samples import Sample
 from homelab.worker.data.template import Template, TemplateRefusal
-from homelab.worker.data.turns import Turns, marks_of
 from homelab.worker.data.unused import Unused
 from homelab.worker.errors import WorkerError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from homelab.controller.base.errors import InputError
-from homelab.controller.config.cluster import Notify, Price
+from homelab.controller.config.cluster import EnergyPrice, Notify
 from homelab.controller.config.load import cluster_text, load_cluster, load_recipe
 from tests.controller.config.test_cluster import faults, load, node
 
@@ -73,7 +73,9 @@ def test_it_is_written_as_it_is_read(tmp_path: Path) -> None:
         tmp_path,
         node('environment = { A = "it\'s \\"odd\\" $(x) \\\\ ä" }\ngpus = [{ model = "RTX 4090", vram_gb = 24, uuid = "GPU-1a2b" }]'),
     )
-    cluster = cluster.model_copy(update={"energy": Price(price_per_kwh=0.3, currency="EUR"), "notify": Notify(command="say", on=("done",))})
+    cluster = cluster.model_copy(
+        update={"energy": EnergyPrice(price_per_kwh=0.3, currency="EUR"), "notify": Notify(command="say", on=("done",))}
+    )
     (tmp_path / "again.toml").write_text(cluster_text(cluster))
     assert load_cluster(tmp_path / "again.toml") == cluster
 

@@ -21,7 +21,7 @@ from homelab.controller.config.recipe import RecipeFile
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted([ROOT / "cluster.toml", *(ROOT / "recipes").rglob("*.toml")])
 MISTAKES = Path(__file__).parent / "eight_mistakes.toml"
-CLUSTER = {"network": cluster.NetworkSettings, "energy": cluster.Price, "notify": cluster.Notify, "nodes": cluster.Node}
+CLUSTER = {"network": cluster.NetworkSettings, "energy": cluster.EnergyPrice, "notify": cluster.Notify, "nodes": cluster.Node}
 NO_DEFAULT = object()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from homelab.controller.base.models import Value
 from homelab.controller.features.report.curves import by_step
-from homelab.controller.features.report.energy import Place
+from homelab.controller.features.report.energy_price import Place
 from homelab.shared.protocol.rank_messages import Metric
 from homelab.shared.protocol.run_messages import CardJoules
 

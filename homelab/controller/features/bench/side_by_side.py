@@ -9,10 +9,10 @@ from rich.table import Table
 
 from homelab.controller.base.models import Value
 from homelab.controller.base.units import gibibytes
-from homelab.controller.config.cluster import Price
+from homelab.controller.config.cluster import EnergyPrice
 from homelab.controller.config.recipe import Recipe
 from homelab.controller.features.bench.measurement import Measurement, joules_of, measure
-from homelab.controller.features.report.energy import JOULES_PER_KWH
+from homelab.controller.features.report.energy_price import JOULES_PER_KWH
 from homelab.controller.features.report.report_builder import Sources, counted
 from homelab.controller.planning.types import Plan
 
@@ -119,7 +119,7 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
             yield f"{before}{key}", str(value)
 
 
-def table(compared: Sequence[RunComparison], price: Price) -> Table:
+def table(compared: Sequence[RunComparison], price: EnergyPrice) -> Table:
     """A row for each run; unknown figures are empty."""
     drawn = Table(box=None, pad_edge=False)
     for number, heading in enumerate(_HEADINGS):
@@ -134,7 +134,7 @@ def sentences(compared: Sequence[RunComparison]) -> list[str]:
     return [_sentence(one, compared[0].side.run) for one in compared[1:]]
 
 
-def _row(one: RunComparison, price: Price) -> tuple[str, ...]:
+def _row(one: RunComparison, price: EnergyPrice) -> tuple[str, ...]:
     measured = one.side.measured
     last = one.side.losses[max(one.side.losses)] if one.side.losses else None
     figures = ("", "", "", "", "", "") if measured is None else (
@@ -144,7 +144,7 @@ def _row(one: RunComparison, price: Price) -> tuple[str, ...]:
     return (one.side.run, ", ".join(one.side.nodes), one.side.strategy, *figures, "" if last is None else f"{last:.4f}", _cost(one, price))
 
 
-def _cost(one: RunComparison, price: Price) -> str:
+def _cost(one: RunComparison, price: EnergyPrice) -> str:
     used = one.side.kwh_per_million_tokens
     if used is None:
         return ""

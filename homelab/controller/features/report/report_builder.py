@@ -11,7 +11,7 @@ from pydantic import WrapValidator
 
 from homelab.controller.base.models import WireModel
 from homelab.controller.base.units import listed
-from homelab.controller.config.cluster import Price
+from homelab.controller.config.cluster import EnergyPrice
 from homelab.controller.config.recipe import Recipe
 from homelab.controller.dashboard import words
 from homelab.controller.diagnose.cause import Diagnosis
@@ -19,7 +19,7 @@ from homelab.controller.features.profile import over_ranks
 from homelab.controller.features.profile.rank_profile import RankProfile, predicted_bytes
 from homelab.controller.features.report.comparison import compared, shares
 from homelab.controller.features.report.curves import by_step, curves, step_rows
-from homelab.controller.features.report.energy import Place, energy
+from homelab.controller.features.report.energy_price import Place, energy
 from homelab.controller.features.report.run_report import Answered, MachineRow, Profiled, RunReport
 from homelab.controller.features.report.timeline import attempt_rows, timeline
 from homelab.controller.planning.types import Plan
@@ -67,7 +67,7 @@ class Sources:
     events: Sequence[Mapping[str, Any]] = ()
     diagnoses: Mapping[int, Diagnosis] = field(default_factory=dict)
     energy: Mapping[Place, Sequence[CardJoules]] = field(default_factory=dict)
-    price: Price = field(default_factory=Price)
+    price: EnergyPrice = field(default_factory=EnergyPrice)
     asked: Sequence[Asked] = ()
     missing: Sequence[str] = ()
     profiles: Sequence[RankProfile] = ()

@@ -13,7 +13,7 @@ from homelab.controller.base.hint import homelab
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.facts.reading import read
 from homelab.controller.features.profile.rank_profile import RankProfile
-from homelab.controller.features.report.energy import Place
+from homelab.controller.features.report.energy_price import Place
 from homelab.controller.features.report.report_builder import Asked, RunAbout, Sources
 from homelab.controller.features.track.metrics_source import MetricsSource
 from homelab.controller.planning.types import Plan

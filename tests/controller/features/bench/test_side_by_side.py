@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from homelab.controller.config.cluster import Price
+from homelab.controller.config.cluster import EnergyPrice
 from homelab.controller.facts.reading import read
 from homelab.controller.features.bench import side_by_side
 from homelab.controller.features.bench.side_by_side import RunComparison, Side
@@ -76,12 +76,12 @@ def test_runs_without_a_common_step_or_a_figure_have_empty_cells() -> None:
     assert compared[1].curve_difference is None and compared[1].speed_up is None
     assert side_by_side.sentences(compared) == ["b and a have no step in common yet"]
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(side_by_side.table(compared, Price()))
+    console.print(side_by_side.table(compared, EnergyPrice()))
     assert "b" in console.export_text()
 
 
 def test_the_cost_is_in_kwh_and_with_a_price_in_money() -> None:
     costly = side("a", kwh_per_million_tokens=0.5)
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(side_by_side.table(side_by_side.compare([costly]), Price(price_per_kwh=0.3, currency="EUR")))
+    console.print(side_by_side.table(side_by_side.compare([costly]), EnergyPrice(price_per_kwh=0.3, currency="EUR")))
     assert "0.5 kWh, 0.15 EUR" in console.export_text()

@@ -1,4 +1,4 @@
-"""Energy, cost and tokens per kWh, from what each node measured of its cards in each attempt. Pure.
+"""The energy of a run, its price and its tokens per kWh, from what each node measured of its cards in each attempt. Pure.
 
 Source of the unit: 1 kWh = 3.6 MJ. What a card does not tell is unknown, and what is unknown is never counted as 0.
 """
@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from homelab.controller.config.cluster import Price
+from homelab.controller.config.cluster import EnergyPrice
 from homelab.controller.features.report.run_report import CardEnergyRow, Energy
 from homelab.controller.planning.types import Plan, RankPlan
 from homelab.shared.protocol.run_messages import CardJoules
@@ -36,7 +36,7 @@ class _Card:
 
 
 def energy(
-    plans: Mapping[int, Plan], measured: Mapping[Place, Sequence[CardJoules]], tokens: Mapping[tuple[int, int], int], price: Price
+    plans: Mapping[int, Plan], measured: Mapping[Place, Sequence[CardJoules]], tokens: Mapping[tuple[int, int], int], price: EnergyPrice
 ) -> Energy:
     """`measured`: attempt and node -> its cards; `tokens`: attempt and rank -> tokens of the steps that count: what was
     done in vain costs energy, and is no token of the training."""

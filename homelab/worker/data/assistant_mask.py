@@ -1,4 +1,4 @@
-"""Which characters of a rendered chat the model is to learn, where the template does not mark them: found by rendering parts of the chat.
+"""The mask of a chat whose template marks no answers: which characters the model learns, found by rendering parts of the chat.
 
 The text that a template adds for one more assistant message, after the generation prompt, is the model's answer. What the template writes
 behind the last message alone (Phi-3's end of text) belongs to no earlier turn. An answer that stands otherwise in the whole chat than the
