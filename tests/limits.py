@@ -84,6 +84,8 @@ SHARED_NAMES = {
     "xid": "the NVIDIA driver's error reports",
     "wake": "switching on a machine that sleeps",
 }
+# Folders of tests that mirror no folder of the product, and what they are about.
+TESTS_OF_THEIR_OWN = {"worker/cards": "ranks that play by NCCL's rules without a card"}
 # JSON is read or written here; what comes out goes into a type before it leaves the room.
 READS_JSON = (
     "shared/protocol/message.py", "controller/config/schema.py",
@@ -314,6 +316,17 @@ def too_many_at_first_sight() -> list[Breach]:
     return [Breach("homelab", f"{len(first_level())} folders")] if len(first_level()) > MOST_FIRST_LEVEL else []
 
 
+def unmirrored_tests() -> list[Breach]:
+    """Folders of tests whose path is no folder of the product."""
+    tests = ROOT.parent / "tests"
+    folders = {str(file.parent.relative_to(tests)) for program in PROGRAMS for file in (tests / program).rglob("test_*.py")}
+    return [
+        Breach(f"tests/{name}", f"there is no homelab/{name}")
+        for name in sorted(folders - TESTS_OF_THEIR_OWN.keys())
+        if not (ROOT / name).is_dir()
+    ]
+
+
 def sequence_of(path: Path) -> str:
     """Its room; a run, its attempts and the features that act on them are one sequence."""
     room = room_of(path)
@@ -376,6 +389,7 @@ def summary() -> list[str]:
 LIMITS = (
     too_many_parameters, too_long_functions, too_long_modules, names_with_two_meanings, against_the_arrows, too_many_at_first_sight, circles,
     untyped_between_rooms, too_many_shared_class_names, too_many_small_modules, too_many_small_functions,
+    unmirrored_tests,
 )  # fmt: skip
 
 if __name__ == "__main__":

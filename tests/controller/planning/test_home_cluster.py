@@ -12,7 +12,7 @@ from homelab.controller.planning.model.architecture import known
 from homelab.controller.planning.time import network_cost
 from homelab.shared.protocol.memory_items import BASE_WEIGHTS, GRADIENTS, OPTIMIZER
 from tests.controller.checks import healthy
-from tests.controller.planning.performance.test_time import make
+from tests.controller.planning.time.test_time import make
 from tests.test_imports import ROOT
 
 

@@ -18,7 +18,7 @@ from homelab.controller.launchers.torchrun_ssh import by_hand
 from homelab.controller.planning.render import plan_table
 from homelab.shared.protocol.message import as_json
 from tests.controller.checks import healthy
-from tests.controller.planning.test_cards import RTX, SECOND, two_cards
+from tests.controller.planning.machines.test_cards import RTX, SECOND, two_cards
 from tests.controller.planning.test_plan import make, why
 
 

@@ -13,7 +13,7 @@ from homelab.controller.config.environment import EQUAL_ON_ALL_NODES, refusal
 from homelab.controller.planning.environment import network_profile
 from homelab.controller.planning.types import Plan
 from tests.controller.checks import healthy
-from tests.controller.planning.test_cards import two_cards
+from tests.controller.planning.machines.test_cards import two_cards
 from tests.controller.planning.test_plan import make, why
 
 # Of NCCL's user guide (docs/userguide/source/env.rst, 2.29): what concerns sockets, buffers and channels.

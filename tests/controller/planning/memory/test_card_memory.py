@@ -19,7 +19,7 @@ from homelab.shared.protocol.memory_items import BASE_WEIGHTS, WORKING_SET
 from tests import builders
 from tests.controller.checks import healthy
 from tests.controller.checks.fake_gpu import reply
-from tests.controller.planning.performance.test_speeds import gpu_file, with_file
+from tests.controller.planning.speed.test_speeds import gpu_file, with_file
 
 MIB = healthy.MIB
 

@@ -2,7 +2,7 @@
 
 A stage keeps the activations of every micro-batch that it has begun and not ended, and its messages. Without checkpointing each of them keeps
 16-bit copies of the trained weights of its own, because autocast begins anew for every pass. Embeddings are on the first stage, head, final norm and
-logits on the last; embeddings that are the head too are on both. Measured: tests/controller/planning/pipeline/test_stage_memory_live.py.
+logits on the last; embeddings that are the head too are on both. Measured: tests/controller/planning/strategy/pipeline/test_stage_memory_live.py.
 """
 
 from __future__ import annotations

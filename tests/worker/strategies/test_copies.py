@@ -104,7 +104,7 @@ def test_a_base_that_differs_in_one_byte_on_one_node_is_named_before_the_first_s
     content = bytearray((damaged / "model.safetensors").read_bytes())
     content[-1001] ^= 1
     (damaged / "model.safetensors").write_bytes(content)
-    entry = "tests.worker.training.test_copies:sends_no_weights"
+    entry = "tests.worker.strategies.test_copies:sends_no_weights"
     for name, changed in (("well", model), ("odd", damaged)):
         run = harness.make_run(tmp_path / name, model, data, **recipe)
         own = harness.folder_of(run, "mini", NODES) / "run.json"

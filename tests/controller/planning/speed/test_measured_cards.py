@@ -18,7 +18,7 @@ from homelab.controller.planning.types import Plan
 from homelab.shared.law.speed import Speed
 from tests import builders
 from tests.controller.checks import healthy
-from tests.controller.planning.performance.test_speeds import all_measured, belief
+from tests.controller.planning.speed.test_speeds import all_measured, belief
 
 LLAMA_7B = {
     "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,

@@ -13,7 +13,7 @@ from homelab.controller.planning.types import Plan
 from homelab.shared.protocol import memory_items
 from tests import builders
 from tests.controller.checks import healthy
-from tests.controller.planning.performance.test_speeds import all_measured, gpu_file, with_file
+from tests.controller.planning.speed.test_speeds import all_measured, gpu_file, with_file
 
 NAMES = healthy.NAMES
 GPUS = healthy.gpu(healthy.recipe())

@@ -19,7 +19,7 @@ from homelab.controller.planning.render import scaling_table
 from homelab.controller.planning.time.network_cost import all_reduce_s
 from tests import builders
 from tests.controller.checks import healthy
-from tests.controller.planning.performance.test_speeds import all_measured, file, with_file
+from tests.controller.planning.speed.test_speeds import all_measured, file, with_file
 
 MEASURED = all_measured(healthy.cpu(healthy.recipe()), (4e-3, 1e-3, 2e-3))
 ROWS = {"global_batch": 36, "steps": 10, "learning_rate": 1e-3}

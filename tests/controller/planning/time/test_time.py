@@ -26,7 +26,7 @@ from homelab.shared.law.limits import Limits
 from homelab.shared.law.speed import Speed
 from tests import builders
 from tests.controller.checks import healthy
-from tests.controller.planning.performance.test_speeds import all_measured, file, gpu_file, with_file
+from tests.controller.planning.speed.test_speeds import all_measured, file, gpu_file, with_file
 
 NAMES = healthy.NAMES
 

@@ -63,7 +63,7 @@ def watched() -> int:
 def test_gradients_of_every_pass_are_in_the_buckets(forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
     run = harness.make_run(tmp_path / "run", model, data, train__epochs=None, train__steps=3)
     codes, output = forks.run(
-        run, 1, [7, 5], micro_batch=2, entry="tests.worker.training.test_gradients:watched", switches={"joined_rows": False}
+        run, 1, [7, 5], micro_batch=2, entry="tests.worker.strategies.ddp.test_gradients:watched", switches={"joined_rows": False}
     )
     assert not any(codes), output
     for rank in (0, 1):

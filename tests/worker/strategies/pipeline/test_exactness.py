@@ -110,7 +110,9 @@ def test_a_wrong_gradient_is_seen(fault: str, forks: harness.Forks, reference: R
     """The comparison above is one that can fail: a micro-batch without its gradient, and one with twice of it."""
     recipe = COMMON | {"method__kind": "lora", "data__packing": False, "train__steps": 2}
     run = harness.make_run(tmp_path / "run", deep, data, **recipe)
-    codes, output = forks.run(run, 1, [12, 0], stages=[5, 7], micro_batch=2, entry=f"tests.worker.pipeline.test_exactness:{fault}")
+    codes, output = forks.run(
+        run, 1, [12, 0], stages=[5, 7], micro_batch=2, entry=f"tests.worker.strategies.pipeline.test_exactness:{fault}"
+    )
     assert codes == [0, 0], output
     one = reference("lora", False)
     assert harness.losses(run, 1)[1] == pytest.approx(harness.losses(one, 1)[1], rel=1e-6), "the forward passes are right"

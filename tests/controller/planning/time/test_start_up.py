@@ -12,8 +12,8 @@ from homelab.controller.planning.render import time_table
 from homelab.controller.planning.speed.dataset_size import DataFile
 from homelab.controller.planning.types import StartPart, TimeEstimate
 from tests.controller.checks import healthy
-from tests.controller.planning.performance.test_speeds import file, with_file
-from tests.controller.planning.performance.test_time import make
+from tests.controller.planning.speed.test_speeds import file, with_file
+from tests.controller.planning.time.test_time import make
 
 pytestmark = pytest.mark.timeout(20)
 NAMES = healthy.NAMES

@@ -12,7 +12,7 @@ from homelab.controller.planning.strategy.pipeline import recut
 from homelab.controller.planning.types import Plan
 from tests import builders
 from tests.controller.checks import healthy
-from tests.controller.planning.performance.test_speeds import all_measured
+from tests.controller.planning.speed.test_speeds import all_measured
 
 STEPS = 1000
 RECIPE = builders.recipe(parallel={"strategy": "pipeline"}, train={"global_batch": 12, "learning_rate": 1e-4, "steps": STEPS})

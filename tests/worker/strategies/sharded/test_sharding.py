@@ -91,7 +91,7 @@ def test_final_holds_whole_weights(forks: harness.Forks, tmp_path: Path, model: 
 
 def test_a_wrong_sum_ends_the_run_before_its_first_step(forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
     run = harness.make_run(tmp_path / "run", model, data, **RECIPE)
-    codes, output = forks.run(run, 1, [7, 5], strategy="zero2", entry="tests.worker.training.test_sharding:averaging")
+    codes, output = forks.run(run, 1, [7, 5], strategy="zero2", entry="tests.worker.strategies.sharded.test_sharding:averaging")
     assert codes == [1, 1] and "Traceback" not in output, output
     error = harness.error_of(run, 1)
     assert error["message"] == "a sum of known numbers over the ranks is wrong on rank 0 (here), rank 1 (here): gradients would be, too"

@@ -9,7 +9,7 @@ from homelab.controller.planning.alternatives import global_batch
 from homelab.controller.planning.types import Plan
 from tests import builders
 from tests.controller.checks import healthy
-from tests.controller.planning.performance.test_speeds import file, with_file
+from tests.controller.planning.speed.test_speeds import file, with_file
 
 NAMES = healthy.NAMES
 
