@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Literal
 
 from homelab.controller.diagnose import data_file
 
@@ -43,14 +43,24 @@ class Rule:
 
 
 def load(name: str) -> tuple[Rule, ...]:
-    """The rules of the file homelab/controller/diagnose/NAME, in its order."""
-    rules = []
-    for entry in data_file.load(name)["rules"]:
-        flags = 0 if entry.pop("case_sensitive", False) else re.IGNORECASE
-        if patterns := entry.pop("patterns", None):
-            entry["pattern"] = re.compile("|".join(patterns), flags)
-        rules.append(Rule(**entry))
-    return tuple(rules)
+    """The rules of the file homelab/controller/diagnose/NAME, in its order. Raises InputError with the file and the line of a rule that is none."""
+    own = [field.name for field in fields(Rule) if field.name != "pattern"]
+    needed = [field.name for field in fields(Rule) if field.default is MISSING]
+    return data_file.each(name, "rules", _rule, (*own, "patterns", "case_sensitive"), needed)
+
+
+def _rule(entry: dict[str, Any]) -> Rule:
+    values = dict(entry)
+    flags = 0 if values.pop("case_sensitive", False) else re.IGNORECASE
+    patterns = values.pop("patterns", [])
+    if wrong := [key for key in ("id", "title", "hint") if not isinstance(values[key], str)]:
+        raise TypeError(f"{wrong[0]} is no text")
+    for pattern in patterns:
+        try:
+            re.compile(pattern, flags)
+        except re.error as error:
+            raise TypeError(f"{pattern!r} is no regular expression: {error}") from error
+    return Rule(**values, **({"pattern": re.compile("|".join(patterns), flags)} if patterns else {}))
 
 
 FILES = ("card", "machine", "software", "hub", "training", "peers")

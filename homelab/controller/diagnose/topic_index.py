@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 
 from homelab.controller.diagnose import data_file, endings, matching
 from homelab.controller.diagnose.rules import Rule
@@ -38,15 +38,20 @@ class Topic:
 
 
 def load_topics(name: str) -> tuple[str, tuple[Topic, ...]]:
-    """(heading, topics) of the file homelab/controller/diagnose/topics/NAME.toml. The line breaks of `cause` are blanks."""
-    document = data_file.load(f"topics/{name}.toml")
-    return document["heading"], tuple(_topic(entry) for entry in document["topics"])
+    """(heading, topics) of the file homelab/controller/diagnose/topics/NAME.toml. The line breaks of `cause` are blanks.
 
+    Raises InputError with the file and the line of a topic that is none.
+    """
 
-def _topic(entry: dict[str, str | list[str]]) -> Topic:
-    assert entry.keys() <= {field.name for field in fields(Topic)}, entry
-    values = {key: tuple(value) if isinstance(value, list) else " ".join(value.split()) for key, value in entry.items()}
-    return Topic(**values)  # type: ignore[arg-type]
+    def topic(entry: dict[str, str | list[str]]) -> Topic:
+        if wrong := [key for key, value in entry.items() if not isinstance(value, (str, list))]:
+            raise TypeError(f"{wrong[0]} is neither a text nor a list of texts")
+        values = {key: tuple(value) if isinstance(value, list) else " ".join(value.split()) for key, value in entry.items()}
+        return Topic(**values)  # type: ignore[arg-type]
+
+    file = f"topics/{name}.toml"
+    needed = [field.name for field in fields(Topic) if field.default is MISSING]
+    return data_file.load(file)["heading"], data_file.each(file, "topics", topic, [field.name for field in fields(Topic)], needed)
 
 
 FILES = ("network", "gpu", "machine", "software", "training", "recovery")  # in the order in which they are listed

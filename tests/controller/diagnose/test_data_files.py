@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import homelab
-from homelab.controller.diagnose import data_file, topic_index
+from homelab.controller.base.errors import InputError
+from homelab.controller.diagnose import data_file, rules, topic_index
 from homelab.controller.remote import ship
 
 ROOT = Path(homelab.__file__).parent
@@ -30,11 +31,27 @@ def test_no_value_is_left_out(file: Path) -> None:
     assert not re.search(r"\{[A-Z_]{3,}(\.\w+)?\}", str(document))
 
 
-def test_a_misspelt_key_is_no_topic(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = {"id": "a", "title": "b", "seen": [], "cause": "c", "do": [], "chekcs": []}
-    monkeypatch.setattr(data_file, "load", lambda name: {"heading": "h", "topics": [entry]})
-    with pytest.raises(AssertionError, match="chekcs"):
-        topic_index.load_topics("network")
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "said"),
+    [
+        ("rules/card.toml", "retryable = false", "retriable = false", 'line {line}, rules.#1.retriable: unknown key "retriable". Did you mean "retryable"?'),
+        ("rules/card.toml", "specificity = 97\n", "", 'line 6, rules.#1: "specificity" is missing'),
+        ("rules/card.toml", "'FATAL: kernel", "'FATAL(: kernel", "line 6, rules.#1: extension-kernels cannot be used: 'FATAL(: kernel"),
+        ("rules/card.toml", 'title = "a package', 'title = 3 # "a package', "line 6, rules.#1: extension-kernels cannot be used: title is no text"),
+        ("endings.toml", "retryable = ", "retryable ", "this file is not valid TOML: Expected '='"),
+        ("topics/gpu.toml", "seen = [", "sen = [", 'line {line}, topics.#1.sen: unknown key "sen". Did you mean "seen"?'),
+        ("topics/gpu.toml", 'title = "The card', 'title = 3 # "The card', "title is neither a text nor a list of texts"),
+    ],
+)  # fmt: skip
+def test_a_broken_file_is_named_with_its_line(monkeypatch: pytest.MonkeyPatch, name: str, right: str, wrong: str, said: str) -> None:
+    text = data_file._text(name)
+    assert right in text
+    line = text.count("\n", 0, text.index(right)) + 1
+    monkeypatch.setattr(data_file, "_text", lambda asked: text.replace(right, wrong, 1))
+    with pytest.raises(InputError) as raised:
+        topic_index.load_topics("gpu") if name.startswith("topics") else rules.load(name)
+    assert said.format(line=line) in raised.value.message or said in raised.value.message
+    assert raised.value.where.endswith(f"homelab/controller/diagnose/{name}")
 
 
 def test_a_supervisor_on_a_node_has_the_text_files() -> None:
