@@ -71,7 +71,7 @@ def _on_all(inputs: PlanInputs, taking_part: machines.Machines) -> Plan:
             *excess.result_warnings(recipe, taking_part.facts), *excess.warnings(recipe, taking_part.facts, inputs.config),
             *wsl.warnings_of(ranks, taking_part.facts, taking_part.device),
             *card_guess.warnings_of(taking_part, time), *choices.precision_warnings(recipe, taking_part),
-            *reproducibility.precision_warnings(work, choices.without_bf16(taking_part), strategy.name),
+            *reproducibility.precision_warnings(work, choices.without_bf16(taking_part), strategy),
         ),
         left_out=taking_part.left_out, time=time, strategies=selection.prices,
         balance=balance.value if balance else "fixed",

@@ -258,8 +258,8 @@ class Run:
         from homelab.worker.runtime import process_group
         from homelab.worker.training.evaluate import EvaluationHooks, held_out_loss
 
-        wait = lambda: process_group.wait_for_all(f"evaluated/{step}", self.task.world_size)  # noqa: E731
-        hooks = EvaluationHooks(trainer.strategy, self.recorder.sign, wait)
+        world_size = self.task.world_size
+        hooks = EvaluationHooks(trainer.strategy, self.recorder.sign, lambda: process_group.wait_for_all(f"evaluated/{step}", world_size))
         loss = held_out_loss(trainer.model, self.held_out, self.balance, self.task.rank, trainer.train_dataset.form, hooks)
         self.curves.evaluation(step, loss, time.time())
         self.best.evaluated(step, lambda: trainer.strategy.whole_weights(trainer.model))

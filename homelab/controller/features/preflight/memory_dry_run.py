@@ -12,6 +12,7 @@ from homelab.controller.config.recipe import Recipe, TrainRecipe
 from homelab.controller.facts.node import Facts
 from homelab.controller.planning.memory import dry_run
 from homelab.controller.planning.model import model_config
+from homelab.controller.planning.strategy import registry
 from homelab.controller.planning.types import Plan
 from homelab.controller.planning.work.job import shape_of
 from homelab.controller.remote.fanout import Fleet
@@ -52,6 +53,8 @@ def improve(
         text = f"no dry run on {node}, {'the memory is estimated by formulas' if shape is not None else 'so nobody knows the memory'}: {error.message}"
         return plan.model_copy(update={"warnings": (*plan.warnings, text)})
     held = model_config.as_held(recipe, asked)
+    if shape is None and registry.of_plan(plan).divides_weights:
+        return plan  # a rank needs less than the whole model: it is left without an estimate
     if shape is None:
         return dry_run.without_shape(plan, held, node, situations, answer["results"], free or {})
     return dry_run.applied(plan, held, shape, node, situations, answer["results"])

@@ -19,15 +19,10 @@ WIRE_PART = 0.10  # of a step on the wire: more than this is worth doing somethi
 def advice(job: TrainingJob, strategy: Strategy, ranks: Sequence[RankPlan], time: TimeEstimate) -> tuple[str, ...]:
     """What an expert concludes from the figures, one sentence each."""
     nodes = list(dict.fromkeys(rank.node for rank in ranks))
-    return (
-        *_together(job, strategy.name, len(ranks), nodes, time),
-        *strategy.compared(job, time),
-        *_who(nodes, time),
-        *_smaller(job, ranks),
-    )
+    return (*_together(job, strategy, len(ranks), nodes, time), *strategy.compared(job, time), *_who(nodes, time), *_smaller(job, ranks))
 
 
-def _together(job: TrainingJob, strategy: str, ranks: int, nodes: list[str], time: TimeEstimate) -> Iterator[str]:
+def _together(job: TrainingJob, strategy: Strategy, ranks: int, nodes: list[str], time: TimeEstimate) -> Iterator[str]:
     if len(nodes) == 1:
         yield (
             f"one machine: nothing goes over the LAN; its {ranks} cards share the batch"
@@ -36,13 +31,13 @@ def _together(job: TrainingJob, strategy: str, ranks: int, nodes: list[str], tim
         )
         return
     part = time.wire_s / time.step_s
-    yield f"{strategy} on {len(nodes)} machines: {time.wire_s:.2g} s of every {time.step_s:.3g} s step are on the wire ({part:.0%})"
+    yield f"{strategy.name} on {len(nodes)} machines: {time.wire_s:.2g} s of every {time.step_s:.3g} s step are on the wire ({part:.0%})"
     if part > WIRE_PART:
         ways = ["a larger global_batch (global_batch_max lets the launch raise it)"]
-        if job.recipe.parallel.compress == "none" and strategy == "ddp":
+        if job.recipe.parallel.compress == "none" and not strategy.divides_weights:
             ways.append('compress = "bf16" (half the bytes, and no longer the same curve to the last digits)')
         yield f"the wire takes more than {WIRE_PART:.0%} of a step; what helps: {', or '.join(ways)}"
-    if job.shape is not None and strategy == "ddp":
+    if job.shape is not None and not strategy.divides_weights:
         yield f"{network_cost.price_of_sharding(job, job.shape)} Not on this wire"
 
 

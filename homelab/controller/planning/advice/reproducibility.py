@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from homelab.controller.planning.model.model_config import own_dtype
+from homelab.controller.planning.strategy.base import Strategy
 from homelab.controller.planning.work.job import Job, TrainingJob
 from homelab.shared.law import model_chance
 from homelab.shared.law.wire_bytes import POWERSGD_RANK, POWERSGD_WORTH
@@ -92,7 +93,7 @@ def date_warnings(job: Job, moment: datetime | None) -> list[str]:
     ]
 
 
-def precision_warnings(job: Job, without_bf16: Sequence[str], strategy: str) -> list[str]:
+def precision_warnings(job: Job, without_bf16: Sequence[str], strategy: Strategy) -> list[str]:
     """What a precision that the recipe leaves to the cluster means, and what fp16 means for this model and with this strategy.
 
     The nodes of `without_bf16` have a card that has none.
@@ -119,9 +120,9 @@ def precision_warnings(job: Job, without_bf16: Sequence[str], strategy: str) -> 
         warnings.append(
             "fp16 ends at 65504: a model that was made in bfloat16 may overflow, and the loss is then not a number (its config.json is not known)"
         )
-    if strategy != "ddp" and job.machines.device == "cuda" and job.machines.world_size > 1:
+    if strategy.divides_weights and job.machines.device == "cuda" and job.machines.world_size > 1:
         warnings.append(
-            f"fp16 with {strategy} trains as one process does on CPUs (tested: the same steps are skipped); it has not run on a card yet"
+            f"fp16 with {strategy.name} trains as one process does on CPUs (tested: the same steps are skipped); it has not run on a card yet"
         )
     return warnings
 

@@ -98,9 +98,9 @@ def without_shape(
     plan: Plan, recipe: TrainRecipe, node: str, cases: Sequence[DryRunCase], results: Sequence[Mapping[str, Any]], free: Mapping[int, tuple[int | None, int]]
 ) -> Plan:  # fmt: skip
     """The plan of a model that no formula knows: a rank has the memory of its own dry run, beside what torch does not see. `free`: rank -> (its
-    memory, what of it others hold). A strategy that divides the model needs less, and is left without an estimate."""
+    memory, what of it others hold)."""
     results_of = dict(zip(cases, results, strict=False))
-    if plan.strategy != "ddp" or not results_of:
+    if not results_of:
         return plan
     ranks, warnings = [], []
     for rank in plan.ranks:

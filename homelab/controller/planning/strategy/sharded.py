@@ -12,7 +12,8 @@ from homelab.controller.planning.memory import division, rank_memory
 from homelab.controller.planning.memory.activations import width
 from homelab.controller.planning.model.model_config import own_dtype
 from homelab.controller.planning.strategy import ranks
-from homelab.controller.planning.strategy.base import Assignment, Automatic, Strategy
+from homelab.controller.planning.strategy.base import Assignment, Automatic
+from homelab.controller.planning.strategy.divided import Divided, Fault
 from homelab.controller.planning.time import network_cost
 from homelab.controller.planning.types import Choice
 from homelab.controller.planning.work.job import Job, TrainingJob
@@ -23,28 +24,35 @@ _STORED = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _CHECKPOINTS = "every node saves all of it, so that any strategy goes on from it and a dead node costs nothing"
 
 
-class Sharded(Strategy):
+class Sharded(Divided):
     """What the three ways have in common."""
-
-    checkpoint_layout = "replicated"
-    gathers_checkpoint = True
 
     def assign(self, job: Job) -> Assignment:
         """The shares of the batch. Raises InputError for a recipe whose curve would be another one, DoesNotFit where no rank has room."""
-        if not isinstance(job, TrainingJob):
-            raise InputError(
-                f'strategy = "{self.name}" divides a model, and a [script] brings its own way to train',
-                where="recipe, [parallel] strategy", hint='strategy = "auto"',
-            )  # fmt: skip
-        fault = _fault(job)
-        if fault is not None:
-            raise InputError(f'strategy = "{self.name}" {fault[0]}', where="recipe, [parallel] strategy", hint=fault[1])
+        job = self.trainable(job)
         if self.name != "zero2":
             _refuse_host_load(job, self.name)
         nodes = [slot.node.name for slot in job.machines.slots]
         assignment = ranks.whole_models(dataclasses.replace(job, division=division.of(self.name, nodes)))
         saved = Choice(subject="checkpoints", value="whole", because=_CHECKPOINTS)
         return dataclasses.replace(assignment, choices=(*assignment.choices, saved))
+
+    def fault(self, job: TrainingJob) -> Fault | None:
+        """An older torch, and an optimizer whose blocks the shards would cut."""
+        for name, facts in job.machines.facts.items():
+            version = facts.python.packages.get("torch") or ""
+            release = re.match(r"(\d{1,4})\.(\d{1,4})", version)
+            if name in job.machines.names and release and (int(release[1]), int(release[2])) < _LEAST_TORCH:
+                is_cuda = job.machines.device == "cuda"
+                renewal = "renew the NVIDIA driver there (580 or newer) and run `homelab setup`" if is_cuda else "`homelab setup`"
+                return (
+                    f"needs torch {_LEAST_TORCH[0]}.{_LEAST_TORCH[1]} or newer, and {name} has {version}",
+                    f'{renewal}, or strategy = "ddp"',
+                )
+        if (optimizer := job.recipe.train.optimizer) != "adamw":
+            blocks = f'would change the training with optimizer = "{optimizer}": it rounds in blocks of 256 weights, and shards cut them elsewhere'
+            return blocks, '[train] optimizer = "adamw" (it changes the training, too), or strategy = "ddp"'
+        return None
 
     def wire_s(self, size_bytes: float, ranks: int, bytes_per_s: float) -> float:
         """Gathers and scatters, each of which passes (W - 1) / W of its bytes through every link."""
@@ -141,33 +149,6 @@ class Hsdp(Zero3):
 
     def wire_s(self, size_bytes: float, ranks: int, bytes_per_s: float) -> float:
         return network_cost.all_reduce_s(size_bytes, ranks, bytes_per_s)
-
-
-def _fault(job: TrainingJob) -> tuple[str, str] | None:
-    """What the recipe asks for that shards would change or cannot do, and the edit; None where nothing is."""
-    recipe = job.recipe
-    if job.machines.world_size == 1:
-        return None
-    if recipe.method.backend == "unsloth":
-        return "divides a model of transformers, and Unsloth's cannot be divided", '[method] backend = "transformers", or strategy = "ddp"'
-    if recipe.parallel.compress != "none":
-        return f'sends plain sums, and compress = "{recipe.parallel.compress}" is a way of ddp', 'compress = "none", or strategy = "ddp"'
-    if recipe.parallel.bucket_mb != "auto":
-        return "exchanges whole blocks, and bucket_mb is a key of ddp", 'leave bucket_mb out, or strategy = "ddp"'
-    for name, facts in job.machines.facts.items():
-        version = facts.python.packages.get("torch") or ""
-        release = re.match(r"(\d{1,4})\.(\d{1,4})", version)
-        if name in job.machines.names and release and (int(release[1]), int(release[2])) < _LEAST_TORCH:
-            renewal = (
-                "renew the NVIDIA driver there (580 or newer) and run `homelab setup`"
-                if job.machines.device == "cuda"
-                else "`homelab setup`"
-            )
-            return f"needs torch {_LEAST_TORCH[0]}.{_LEAST_TORCH[1]} or newer, and {name} has {version}", f'{renewal}, or strategy = "ddp"'
-    if recipe.train.optimizer != "adamw":
-        blocks = f'with optimizer = "{recipe.train.optimizer}" would be another training: it rounds in blocks of 256 weights, and shards cut them elsewhere'
-        return blocks, '[train] optimizer = "adamw" (another training, too), or strategy = "ddp"'
-    return None
 
 
 def _read_bytes(job: TrainingJob) -> int:

@@ -35,8 +35,8 @@ class NetworkCost(ABC):
     """What a way to divide a training (`planning.strategy`) sends between its ranks, and how long that takes."""
 
     name: ClassVar[str]
-    gathers_checkpoint: ClassVar[bool] = False
-    """Whether the ranks hold parts of the weights, which are gathered before a checkpoint can be written."""
+    divides_weights: ClassVar[bool] = False
+    """Whether the ranks hold parts of the model, which are gathered before a checkpoint can be written."""
 
     @abstractmethod
     def step_bytes(self, job: TrainingJob, passes: int) -> int | None:
@@ -52,7 +52,7 @@ class NetworkCost(ABC):
 
     def checkpoint_wire_s(self, job: TrainingJob, ranks: int, bytes_per_s: float) -> float:
         """Seconds on the wire before a checkpoint can be written: every rank sends its weights and optimizer to all others once."""
-        if job.shape is None or not self.gathers_checkpoint:
+        if job.shape is None or not self.divides_weights:
             return 0.0
         size_bytes = rank_memory.CHECKPOINT_BYTES * rank_memory.trainable_parameters(job.shape, job.recipe.method)
         return gather_s(size_bytes, ranks, bytes_per_s)

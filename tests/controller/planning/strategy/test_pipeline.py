@@ -53,12 +53,12 @@ def test_it_is_planned_where_nothing_is_wrong() -> None:
 @pytest.mark.parametrize(
     ("tables", "text", "hint"),
     [
-        ({"parallel": {"compress": "bf16"}}, 'compress = "bf16" is a way of ddp', 'compress = "none"'),
+        ({"parallel": {"compress": "bf16"}}, 'compress = "bf16" is a key of ddp', 'compress = "none"'),
         ({"parallel": {"bucket_mb": 5.0}}, "bucket_mb is a key of ddp", "leave bucket_mb out"),
         ({"parallel": {"shares": {"tower": 8, "laptop": 4}}}, "no shares of rows", 'shares = "auto"'),
         ({"parallel": {"shares": "equal"}}, "no shares of rows", 'shares = "auto"'),
         ({"method": {"dropout": 0.1}}, "draws dropout stage by stage", "dropout = 0"),
-        ({"method": {"kind": "lora", "backend": "unsloth"}}, "Unsloth's cannot be cut", 'backend = "transformers"'),
+        ({"method": {"kind": "lora", "backend": "unsloth"}}, "Unsloth's cannot be divided", 'backend = "transformers"'),
         ({"method": {"targets": ["q_proj", "lm_head"]}}, "adapters on layers alone, and lm_head is none", "all-linear"),
         ({"method": {"targets": ["embed_tokens"]}}, "adapters on layers alone, and embed_tokens is none", "all-linear"),
         ({"method": {"targets": ["layers.3.self_attn.q_proj"]}}, "layers.3.self_attn.q_proj is in some layers alone", "q_proj"),

@@ -6,11 +6,11 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-from homelab.controller.base.errors import InputError
 from homelab.controller.planning.memory.scenario import NodesWithoutRoom
 from homelab.controller.planning.model.architecture import ALL_LINEAR
 from homelab.controller.planning.strategy import ranks, shares
-from homelab.controller.planning.strategy.base import Assignment, Automatic, Strategy
+from homelab.controller.planning.strategy.base import Assignment, Automatic
+from homelab.controller.planning.strategy.divided import Divided, Fault
 from homelab.controller.planning.strategy.pipeline import one_card, pipeline_plan, stage_memory, stage_time
 from homelab.controller.planning.strategy.pipeline.micro_batching import MicroBatching
 from homelab.controller.planning.time import network_cost, step_time
@@ -20,17 +20,14 @@ from homelab.controller.planning.work.job import Job, TrainingJob
 from homelab.controller.planning.work.speed_estimate import is_measured
 from homelab.shared.law.stage import has_experts, why_mixtures_stay_whole
 
-_WHERE = "recipe, [parallel] strategy"
 _NO_LAYERS = ("lm_head", "embed_tokens")
 _NUMBER = re.compile(r"(^|\.)\d+(\.|$)")  # of a layer
 
 
-class Pipeline(Strategy):
+class Pipeline(Divided):
     """Every rank holds some of the layers."""
 
     name = "pipeline"
-    checkpoint_layout = "replicated"
-    gathers_checkpoint = True
     cuts_layers = True
 
     def automatic(self, job: Job) -> Automatic:
@@ -39,21 +36,19 @@ class Pipeline(Strategy):
     def assign(self, job: Job) -> Assignment:
         """The layers of every rank; all of them on one that is alone, as after the others were lost. Raises InputError for what a pipeline does not
         train, DoesNotFit where no cut has room."""
-        if not isinstance(job, TrainingJob):
-            raise InputError(
-                'strategy = "pipeline" cuts a model, and a [script] brings its own way to train', where=_WHERE, hint='strategy = "auto"'
-            )
+        job = self.trainable(job)
         if job.machines.world_size == 1:
             return ranks.whole_models(job)
-        fault = _fault(job)
-        if fault is not None:
-            raise InputError(f'strategy = "pipeline" {fault[0]}', where=_WHERE, hint=fault[1])
         stages = pipeline_plan.fastest(job)
         planned = pipeline_plan.rank_plans(stages)
         saved = Choice(
             subject="checkpoints", value="whole", because="every node saves all of it, so that any cut and any strategy goes on from it"
         )
         return Assignment(planned, (job.workload.speeds.choice, *pipeline_plan.choices(stages, planned), saved))
+
+    def fault(self, job: TrainingJob) -> Fault | None:
+        """What stages would change or cannot do."""
+        return _of_stages(job)
 
     def step_bytes(self, job: TrainingJob, passes: int) -> int | None:
         """What crosses one boundary in a step: hidden states and their gradients, of all rows."""
@@ -105,8 +100,8 @@ class Pipeline(Strategy):
         return time_estimate(job, self, ranks) if len(ranks) > 1 else super().seconds(job, ranks)
 
 
-def _fault(job: TrainingJob) -> tuple[str, str] | None:
-    """What the recipe asks for that a pipeline would change or cannot do, and the edit; None where nothing is."""
+def _of_stages(job: TrainingJob) -> Fault | None:
+    """What stages would change or cannot do."""
     recipe, shape, count = job.recipe, job.shape, job.machines.world_size
     if shape is None:
         return _without_shape(job)
@@ -115,15 +110,6 @@ def _fault(job: TrainingJob) -> tuple[str, str] | None:
             f"has a layer for every rank at least: the model has {shape.layers}, and there are {count} ranks",
             "leave nodes out with --nodes",
         )
-    if recipe.method.backend == "unsloth":
-        return "cuts a model of transformers, and Unsloth's cannot be cut", '[method] backend = "transformers", or another strategy'
-    if recipe.parallel.compress != "none":
-        return (
-            f'sends activations as they are, and compress = "{recipe.parallel.compress}" is a way of ddp',
-            'compress = "none", or strategy = "ddp"',
-        )
-    if recipe.parallel.bucket_mb != "auto":
-        return "sends no gradients of weights, and bucket_mb is a key of ddp", 'leave bucket_mb out, or strategy = "ddp"'
     if isinstance(recipe.parallel.shares, dict) or recipe.parallel.shares == "equal":
         return "gives every row to every rank, so there are no shares of rows", 'shares = "auto"'
     if recipe.method.kind != "full" and recipe.method.dropout > 0:
