@@ -1,5 +1,5 @@
-"""The order of the suite: what takes long comes first, so that no worker is left with a long file at the end. And time enough on
-any machine: a limit is there for what hangs, not for what is slow.
+"""The order of the suite: the dearest files come first, so that no lane is left with a long one at the end. And time enough on any
+machine: a limit is there for what hangs, not for what is slow.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ def own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Folders of LONG first, in that order; a file stays together."""
-    here = Path(__file__).parent
+    """Files with a large budget first; of the same budget, folders of LONG in that order. A file stays together."""
+    budgets, default = costs.told()
 
-    def place(item: pytest.Item) -> int:
-        folder = item.path.relative_to(here).parts[0]
-        return LONG.index(folder) if folder in LONG else len(LONG)
+    def place(item: pytest.Item) -> tuple[float, int]:
+        name = item.path.relative_to(costs.ROOT)
+        return -budgets.get(str(name), default), LONG.index(name.parts[1]) if name.parts[1] in LONG else len(LONG)
 
     items.sort(key=place)
     for item in items:
