@@ -15,7 +15,7 @@ import pytest
 from homelab.controller.base.errors import HomelabError, InputError
 from homelab.lab import Lab, sshd
 from homelab.lab.lab_state import STATE_FILE, locked
-from tests.lab.conftest import BACKENDS, left_since, output, processes_mentioning, traces, wait_until
+from tests.lab.conftest import BACKENDS, NAMESPACES, left_since, output, processes_mentioning, traces, wait_until
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -25,7 +25,7 @@ def homelab(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "homelab", "lab", *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [pytest.param("loopback", marks=pytest.mark.thorough), NAMESPACES])  # test_without_root has loopback
 def test_the_commands_leave_nothing(backend: Literal["loopback", "namespaces"], tmp_path: Path) -> None:
     before = traces()
     folder = tmp_path / "lab"
@@ -49,8 +49,8 @@ def test_the_commands_leave_nothing(backend: Literal["loopback", "namespaces"], 
     assert homelab("fault", str(folder), "node1", "freeze").returncode == 2
 
 
-@pytest.mark.parametrize("moment", ["state written", "first node started", "last node started"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("moment", ["state written", pytest.param("first node started", marks=pytest.mark.thorough), "last node started"])
+@pytest.mark.parametrize("backend", [pytest.param("loopback", marks=pytest.mark.thorough), NAMESPACES])
 def test_up_killed_in_the_middle(backend: Literal["loopback", "namespaces"], moment: str, tmp_path: Path) -> None:
     before = traces()
     folder = tmp_path / "lab"

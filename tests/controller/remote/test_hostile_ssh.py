@@ -120,7 +120,7 @@ def lying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 
 
 # A recovery tries the links between nodes, whose addresses lead nowhere here: 13 s a lie.
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.thorough) if name == "recover" else name for name in COMMANDS])
+@pytest.mark.parametrize("name", [name if name == "fetch" else pytest.param(name, marks=pytest.mark.thorough) for name in COMMANDS])
 def test_an_agent_that_sshd_starts_lies(lying: Node, tmp_path: Path, name: str) -> None:
     assert SshSession.__module__ == "homelab.controller.remote.ssh", "nothing is replaced"
     assert vars(fanout)["connect"] is vars(status_streams)["connect"] is connect

@@ -135,21 +135,21 @@ EIGHT: dict[str, Any] = {"train__steps": 8, "train__epochs": None, "checkpoint__
 
 @pytest.mark.slow
 def test_an_interval_by_the_clock_changes_nothing(forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
-    recipe: dict[str, Any] = {"train__steps": 16, "train__epochs": None, "data__eval_fraction": 0.1, "tracking__eval_every_steps": 7}
-    fixed = harness.make_run(tmp_path / "fixed", model, data, **recipe, checkpoint__every_steps=5)
+    recipe: dict[str, Any] = {"train__steps": 10, "train__epochs": None, "data__eval_fraction": 0.1, "tracking__eval_every_steps": 4}
+    fixed = harness.make_run(tmp_path / "fixed", model, data, **recipe, checkpoint__every_steps=3)
     clock = harness.make_run(tmp_path / "clock", model, data, **recipe, checkpoint__every_steps=None)
     for run, entry in ((fixed, "main"), (clock, "by_the_clock")):
         codes, output = forks.run(run, 1, [7, 5], entry=f"{HERE}:{entry}")
         assert codes == [0, 0], output
     saved = [[line["step"] for line in harness.lines(run, 1, 0, "metrics.jsonl", "save")] for run in (fixed, clock)]
-    assert saved[0] == checkpoint_folder.complete_steps(fixed / "checkpoints") == [5, 10, 15, 16]
+    assert saved[0] == checkpoint_folder.complete_steps(fixed / "checkpoints") == [3, 6, 9, 10]
     assert saved[1] == checkpoint_folder.complete_steps(clock / "checkpoints")
-    assert saved[1][0] == 1 and saved[1][-1] == 16 and len(saved[1]) > 2
+    assert saved[1][0] == 1 and saved[1][-1] == 10 and len(saved[1]) > 2
     assert harness.losses(clock, 1) == harness.losses(fixed, 1)
     assert harness.samples(clock, 1, 2) == harness.samples(fixed, 1, 2)
     evals = [[(line["step"], line["eval_loss"]) for line in harness.lines(run, 1, 0, "metrics.jsonl", "eval")] for run in (fixed, clock)]
     assert evals[0] == evals[1] and len(evals[0]) == 4
-    assert harness.relative_error(harness.weights(clock, 16), harness.weights(fixed, 16)) == 0
+    assert harness.relative_error(harness.weights(clock, 10), harness.weights(fixed, 10)) == 0
 
 
 @pytest.mark.slow

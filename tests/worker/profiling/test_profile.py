@@ -41,7 +41,7 @@ def notes(run: Path, attempt: int = 1, rank: int = 0) -> list[str]:
     return [line["message"] for line in harness.lines(run, attempt, rank, "metrics.jsonl", "note")]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
+@pytest.mark.parametrize("strategy", [pytest.param("ddp", marks=pytest.mark.thorough), "zero2"])
 def test_a_profile_of_two_ranks(strategy: str, forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
     plain = harness.make_run(tmp_path / "plain", model, data, **RECIPE)
     forks.train(plain, 1, [7, 5], strategy=strategy)

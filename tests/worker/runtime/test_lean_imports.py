@@ -25,7 +25,7 @@ print(json.dumps(sorted(sys.modules)))
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("needed", ["yes", "no"])
+@pytest.mark.parametrize("needed", [pytest.param("yes", marks=pytest.mark.thorough), "no"])
 def test_no_compiler_and_nothing_unused_is_loaded(needed: str) -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM, needed], capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr

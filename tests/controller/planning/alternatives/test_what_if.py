@@ -33,7 +33,14 @@ def changed(seen: Evidence, *texts: str, recipe: Recipe | None = None, device: s
     return before, after
 
 
-@pytest.mark.parametrize("text", ["+RTX3090", "+rtx 3090", "+1xRTX3090", "+1x RTX 3090", "+NVIDIA GeForce RTX 3090"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "+RTX3090",
+        *(pytest.param(text, marks=pytest.mark.thorough) for text in ("+rtx 3090", "+1xRTX3090", "+NVIDIA GeForce RTX 3090")),
+        "+1x RTX 3090",
+    ],
+)
 def test_one_more_machine(text: str) -> None:
     large = healthy.recipe(train={"global_batch": 600, "steps": 10, "learning_rate": 1e-3})  # with few rows a step is mostly wire
     before, after = changed(GPUS, text, recipe=large)

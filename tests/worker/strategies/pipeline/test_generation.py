@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +40,27 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def run(request: pytest.FixtureRequest, forks: harness.Forks, tmp_path: Path, deep: Path, data: Path) -> Path:
-    """A run whose training is over: a method, trained so much that the answers differ."""
-    kind = getattr(request, "param", "lora")
+@pytest.fixture(scope="module")
+def trained(forks: harness.Forks, tmp_path_factory: pytest.TempPathFactory, deep: Path, data: Path) -> Callable[[str], Path]:
+    """A run whose training is over, by its method: trained so much that the answers differ."""
+    root = tmp_path_factory.mktemp("trained")
+    found: dict[str, Path] = {}
     rates = {"full": 1e-4, "lora": 5e-4, "qlora": 5e-4}
-    recipe: dict[str, Any] = {"method__kind": kind, "train__steps": 6, "train__epochs": None, "train__learning_rate": rates[kind]}
-    run = harness.make_run(tmp_path / "run", deep, data, **recipe)
-    forks.train(run, 1, [12], micro_batch=6)
-    return run
+
+    def train(kind: str) -> Path:
+        if kind not in found:
+            recipe: dict[str, Any] = {"method__kind": kind, "train__steps": 6, "train__epochs": None, "train__learning_rate": rates[kind]}
+            found[kind] = harness.make_run(root / kind / "run", deep, data, **recipe)
+            forks.train(found[kind], 1, [12], micro_batch=6)
+        return found[kind]
+
+    return train
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest, trained: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(trained(getattr(request, "param", "lora")), tmp_path / "run")
 
 
 def of_the_whole(run: Path, *, base: bool = False) -> str:

@@ -19,33 +19,33 @@ RECIPE: dict[str, Any] = {
 TOLERANCE = 1e-5
 
 
-@pytest.fixture(scope="module")
-def one(forks: harness.Forks, tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path) -> Path:
+def one_process(forks: harness.Forks, folder: Path, model: Path, data: Path, **changes: Any) -> Path:
     """The same training by one process."""
-    run = harness.make_run(tmp_path_factory.mktemp("one") / "full", model, data, **RECIPE)
+    run = harness.make_run(folder, model, data, **RECIPE | changes)
     forks.train(run, 1, [12], micro_batch=5)
     return run
 
 
-def test_a_run_goes_on_with_another_strategy(forks: harness.Forks, one: Path, tmp_path: Path, model: Path, data: Path) -> None:
+def test_a_run_goes_on_with_another_strategy(forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
     """zero2 on three, zero2 on two, ddp, zero3, one process: each from the checkpoint of the one before."""
-    run = harness.make_run(tmp_path / "run", model, data, **RECIPE)
+    one = one_process(forks, tmp_path / "one", model, data, train__steps=6)
+    run = harness.make_run(tmp_path / "run", model, data, **RECIPE | {"train__steps": 6})
     attempts = [([6, 4, 2], "zero2"), ([7, 5], "zero2"), ([4, 8], "ddp"), ([5, 4, 3], "zero3"), ([12], "ddp")]
     curve: dict[int, float] = {}
     taken: dict[int, list[int]] = {}
     for attempt, (shares, strategy) in enumerate(attempts, start=1):
-        begin = 2 * (attempt - 1)
-        forks.train(run, attempt, shares, strategy=strategy, resume_step=begin)
+        forks.train(run, attempt, shares, strategy=strategy, resume_step=attempt - 1)
         curve |= harness.losses(run, attempt)
         taken |= harness.samples(run, attempt, len(shares))
     assert curve == pytest.approx(harness.losses(one, 1), rel=TOLERANCE)
     assert taken == harness.samples(one, 1, 1), "every sample once"
-    assert harness.relative_error(harness.weights(run, 12), harness.weights(one, 12)) <= TOLERANCE
+    assert harness.relative_error(harness.weights(run, 6), harness.weights(one, 6)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("strategy", ["zero2", pytest.param("fsdp", marks=pytest.mark.thorough)])
-def test_a_dead_rank_costs_no_weight(strategy: str, forks: harness.Forks, one: Path, tmp_path: Path, model: Path, data: Path) -> None:
+def test_a_dead_rank_costs_no_weight(strategy: str, forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
     """kill -9 of a rank on the second node: the first node's checkpoint is whole, and another strategy goes on from it."""
+    one = one_process(forks, tmp_path / "one", model, data)
     run = harness.make_run(tmp_path / "run", model, data, **RECIPE)
     forks.killed(run, 1, [6, 4, 2], strategy=strategy, rank=2, step=4)
     from homelab.worker.checkpoints import checkpoint_folder
@@ -72,21 +72,23 @@ def test_sixteen_bits_are_those_of_ddp(kind: str, forks: harness.Forks, tmp_path
     assert sent["zero2"] < 1.9 * sent["ddp"], "a gather in 16 bits and a scatter in 32, an all-reduce being both in 32"
 
 
-def test_final_holds_whole_weights(forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "file"), [("full", "model.safetensors"), pytest.param("lora", "adapter_model.safetensors", marks=pytest.mark.thorough)]
+)
+def test_final_holds_whole_weights(kind: str, file: str, forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
     from safetensors.torch import load_file
 
-    for kind, file in (("full", "model.safetensors"), ("lora", "adapter_model.safetensors")):
-        finals = {}
-        for strategy in ("ddp", "zero2", "zero3"):
-            run = harness.make_run(tmp_path / f"{kind} {strategy}", model, data, **RECIPE | {"method__kind": kind, "train__steps": 2})
-            forks.train(run, 1, [7, 5], strategy=strategy)
-            finals[strategy] = load_file(str(run / "final" / file))
-            assert '"FSDP' not in (run / "final" / "README.md").read_text()
-            if kind == "full":
-                assert '"LlamaForCausalLM"' in (run / "final" / "config.json").read_text()
-            shutil.rmtree(run / "checkpoints")
-        for strategy in ("zero2", "zero3"):
-            assert harness.relative_error(finals[strategy], finals["ddp"]) <= TOLERANCE, (kind, strategy)
+    finals = {}
+    for strategy in ("ddp", "zero2", "zero3"):
+        run = harness.make_run(tmp_path / strategy, model, data, **RECIPE | {"method__kind": kind, "train__steps": 2})
+        forks.train(run, 1, [7, 5], strategy=strategy)
+        finals[strategy] = load_file(str(run / "final" / file))
+        assert '"FSDP' not in (run / "final" / "README.md").read_text()
+        if kind == "full":
+            assert '"LlamaForCausalLM"' in (run / "final" / "config.json").read_text()
+        shutil.rmtree(run / "checkpoints")
+    for strategy in ("zero2", "zero3"):
+        assert harness.relative_error(finals[strategy], finals["ddp"]) <= TOLERANCE, strategy
 
 
 def test_a_wrong_sum_ends_the_run_before_its_first_step(forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
