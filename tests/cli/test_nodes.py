@@ -150,7 +150,7 @@ def test_a_python_that_will_not_do(desk: Desk, patch: str, code: int, check: str
     (found,) = findings(desk, code=code)
     assert (found["node"], found["check"]) == ("node2", check) and words in found["message"], found
     assert "pip install" in found["hint"] or "cluster.toml" in found["hint"] or "-m venv" in found["hint"]
-    error = complaint(desk, "launch", "law.toml", "--skip", "model", code=1)
+    error = complaint(desk, "launch", "law.toml", "--skip", "model", code=1, as_json=False)
     assert words in error["message"] and "node2" in error["where"]
 
 
@@ -201,7 +201,7 @@ def test_data_that_is_missing_on_a_node_or_another_there(desk: Desk) -> None:
     (home(desk, "node2") / name).write_text(row + "\n")
     (found_other,) = findings(desk, "on-node.toml", "--only", "data", "--skip", "data.enough", code=1)
     assert "is not the one of node1" in found_other["message"]
-    complaint(desk, "launch", "on-node.toml", "--skip", "model", code=1)
+    complaint(desk, "launch", "on-node.toml", "--skip", "model", code=1, as_json=False)
     (home(desk, "node2") / name).write_text(row)
     findings(desk, "on-node.toml", "--only", "data", "--skip", "data.enough", code=0)
 
@@ -224,7 +224,7 @@ def test_a_model_folder_that_is_none(desk: Desk) -> None:
             (folder / name).write_text(content)
         found = findings(desk, "model.toml", "--only", "model", code=1)
         assert len(found) == 2 and all(words in entry["message"] for entry in found), (words, found)
-    error = complaint(desk, "launch", "model.toml", code=1)
+    error = complaint(desk, "launch", "model.toml", code=1, as_json=False)
     assert "no tokenizer" in error["message"] and "model" in error["where"]
 
 
@@ -281,7 +281,7 @@ def test_a_disk_that_is_full_at_facts_at_ship_and_at_start(desk: Desk) -> None:
 
 def test_a_full_disk_does_not_save_a_run_from_stop(desk: Desk) -> None:
     with small_disk(desk, "node2", "size=3m") as folder:  # room for the code and the run's first files
-        started = desk.json("launch", "script.toml", "--skip", "disk")
+        started = desk.json("launch", "script.toml", "--skip", "disk", "--skip", "collective")
         # Both programs have begun: later a full disk does not end them.
         wait_until(lambda: desk.homelab("logs", started["run"]).stdout.count("here") == 2, 60)
         ssh(desk, "node2", f"dd if=/dev/zero of='{folder}/filler' bs=1k 2>/dev/null; true")

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from homelab.lab import Lab, procfs
-from scripts.practice.desk import Desk, wait_until
+from scripts.practice.desk import Desk, Run, wait_until
 from tests.cli.conftest import complaint
 from tests.cli.test_nodes import edit
 
@@ -100,12 +100,18 @@ def test_a_run_that_is_not_clear(launched: tuple[Desk, str]) -> None:
     assert desk.json("status")["run"] == run, "a copy under a name of its own is no run"
 
 
-def test_a_damaged_folder_is_mended_from_the_nodes(launched: tuple[Desk, str]) -> None:
+DAMAGE = (None, b'{"schema": 1, "na', b'{"recipe": 5, "data": []}')
+
+
+@pytest.mark.parametrize(
+    "contents", [DAMAGE, pytest.param((*DAMAGE, b"", b"[]", b"\xff\xfe"), marks=pytest.mark.thorough)], ids=["some", "all"]
+)
+def test_a_damaged_folder_is_mended_from_the_nodes(launched: tuple[Desk, str], contents: tuple[bytes | None, ...]) -> None:
     desk, run = launched
     for file in ("run.json", "attempts/1/plan.json"):
         path = desk.folder / "runs" / run / file
         before = json.loads(path.read_text())
-        for content in (None, b"", b'{"schema": 1, "na', b"[]", b"\xff\xfe", b'{"recipe": 5, "data": []}'):
+        for content in contents:
             if content is None:
                 path.unlink()
             else:
@@ -145,11 +151,11 @@ def test_other_damaged_files_of_a_run_do_no_harm(launched: tuple[Desk, str]) -> 
 def test_questions_that_the_run_cannot_answer(launched: tuple[Desk, str]) -> None:
     desk, run = launched
     assert "there is no rank 7" in complaint(desk, "logs", "--rank", "7", code=2)["message"]
-    assert "nothing to recover" in complaint(desk, "recover", code=2)["message"]
-    error = complaint(desk, "chat", "--prompt", ODD, code=2)
+    assert "nothing to recover" in complaint(desk, "recover", code=2, as_json=False)["message"]
+    error = complaint(desk, "chat", "--prompt", ODD, code=2, as_json=False)
     assert "its own [script]" in error["message"] and error["where"] == run
     assert desk.json("stop")["clean"] and desk.json("stop")["clean"], "stopping twice is fine"
-    error = complaint(desk, "recover", code=1)
+    error = complaint(desk, "recover", code=1, as_json=False)
     assert "no complete checkpoint" in error["message"] and f"homelab recover {run} --from-scratch" in error["hint"]
 
 
@@ -181,7 +187,7 @@ def test_a_token_is_seen_nowhere_and_gone_after_the_run(fresh: Desk, monkeypatch
     )
     said = desk.homelab("launch", "script.toml", "--nodes", "node1", "--json")
     run = json.loads(said.stdout)["run"]
-    wait_until(lambda: f"length {len(token)}" in desk.homelab("logs", run).stdout, 30)
+    Run(desk.lab, run).wait_for_output(1, "node1", f"length {len(token)}")
     on_node = Path(node.workdir) / "runs" / run
     place = re.search(rf"length {len(token)} (/\S+)", desk.homelab("logs", run).stdout)
     assert place is not None
@@ -205,6 +211,7 @@ def test_a_token_is_seen_nowhere_and_gone_after_the_run(fresh: Desk, monkeypatch
     assert not secrets.exists()
     desk.write("train.py", "print('done')\n")
     run = desk.json("launch", "script.toml", "--nodes", "node1")["run"]
+    Run(desk.lab, run).wait_for_end(1, nodes=1)
     wait_until(lambda: desk.json("status", run)["state"] == "done", 30)
     assert not list(secrets.parent.parent.glob(f"{run}*")), "a run that has ended needs no token"
     os.close(root)

@@ -17,7 +17,7 @@ from homelab.controller.features.status.failure import since
 from homelab.controller.run import events
 from homelab.controller.run.paths import RunPaths
 from homelab.lab import Lab
-from scripts.practice.desk import Desk, wait_until
+from scripts.practice.desk import Desk, Run, wait_until
 from tests.cli.conftest import complaint
 from tests.cli.test_nodes import edit
 from tests.controller.diagnose.test_recorded import of
@@ -36,7 +36,9 @@ time.sleep(120)
 @pytest.fixture
 def failed(desk: Desk) -> Iterator[tuple[Desk, str]]:
     desk.write("train.py", SCRIPT)
-    run = str(desk.json("launch", "script.toml", "--skip", "collective")["run"])
+    launched = desk.launch("script.toml")
+    run = launched.name
+    wait_until(lambda: "node2" in launched.exits(1), 60)
     wait_until(lambda: desk.json("status", run, code=None)["state"] == "failed", 60)
     yield desk, run
     desk.homelab("stop", run, code=None)
@@ -90,7 +92,7 @@ def test_from_the_failure_to_the_next_attempt(failed: tuple[Desk, str]) -> None:
     assert "there is no attempt 3" in error["message"] and "attempts 1 to 2" in error["where"]
 
     # What the ranks printed is there of both attempts, and it is said of which.
-    wait_until(lambda: desk.homelab("logs", run, "--rank", "1").stdout.count("here") == 1, 30)
+    Run(desk.lab, run).wait_for_output(2, "node2", "here")
     newest = desk.homelab("logs", run).stdout
     assert newest.startswith(f"attempt 2 of {run}, the newest; the one before: homelab logs {run} --attempt 1\n")
     assert "KeyError" not in newest

@@ -1,4 +1,7 @@
-"""Ctrl-C and worse at any moment of a launch: the run lives and was announced, or nothing is left running."""
+"""Ctrl-C and worse at any moment of a launch: the run lives and was announced, or nothing is left running.
+
+On two nodes and without the collective test: test_collective has its Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from scripts.practice.desk import Desk, Run, kill_whole, left_on, name_said, rea
 pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.timeout(90)]
 
 ANNOUNCED = "is starting on"
+LAUNCH = ("launch", "sleeper.toml", "--nodes", "node1,node2", "--skip", "collective")
 
 # The quick ones: before anything is there, with connections, while torchrun starts, with a run.
 # What it says, or which module it has just imported (PYTHONPROFILEIMPORTTIME says that), and how long after that, in seconds.
@@ -39,7 +43,7 @@ def interrupt(
     desk: Desk, marker: str, delay_s: float, *, again_after_s: tuple[float, ...] = (), number: signal.Signals = signal.SIGINT
 ) -> tuple[int, str]:
     """Launch, send SIGINT (or `number`) at that moment (and again), and wait: the exit code and all that was said."""
-    controller = desk.spawn("launch", "sleeper.toml", PYTHONPROFILEIMPORTTIME="1")
+    controller = desk.spawn(*LAUNCH, PYTHONPROFILEIMPORTTIME="1")
     module = marker.removeprefix("import ")
     said = read_until(controller, f" {module}\n" if module != marker else marker)
     for pause_s in (delay_s, *again_after_s):
@@ -87,7 +91,7 @@ def test_control_c_after_any_time(desk: Desk, seed: int) -> None:
 
 
 def test_control_c_while_watching_leaves_the_run_alone(desk: Desk) -> None:
-    controller = desk.spawn("launch", "sleeper.toml", "--wait")
+    controller = desk.spawn(*LAUNCH, "--wait")
     said = read_until(controller, ANNOUNCED)
     said += read_until(controller, "starting\n")
     os.killpg(controller.pid, signal.SIGINT)
@@ -100,7 +104,7 @@ def test_control_c_while_watching_leaves_the_run_alone(desk: Desk) -> None:
 
 
 def test_kill_while_it_starts_can_be_stopped(desk: Desk) -> None:
-    controller = desk.spawn("launch", "sleeper.toml")
+    controller = desk.spawn(*LAUNCH)
     said = read_until(controller, ". starting torchrun")
     kill_whole(controller)
     lab = desk.lab

@@ -1,7 +1,7 @@
 """The law: a recipe alone decides the training; the cluster only decides who computes what.
 
-The same recipe on one node, on three with unequal shares, and on three of which one is killed and two go on: the same
-weights, the same losses, every sample once per epoch.
+The same recipe on one node, on two or three with unequal shares of which one is killed and brought back, and on three of which one is
+killed and two go on: the same weights, the same losses, every sample once per epoch.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tests.e2e.conftest import EPOCHS, ROWS, STEPS
 from tests.e2e.test_methods import ADAPTER, ALWAYS, assert_answers
 
 TOLERANCE = 1e-5
+SHARES = {"node1": 6, "node2": 4, "node3": 2}
 
 
 def assert_lawful(run: Run, reference: Run, *, head: str) -> None:
@@ -64,8 +65,11 @@ def test_lora_answers(desk: Desk, reference: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.namespaces
 @pytest.mark.timeout(240)
-def test_three_nodes_with_unequal_shares_of_which_one_is_killed_and_brought_back(desk: Desk, lab: Lab, reference: Run) -> None:
-    run = Desk(desk.folder, lab, supervise=True).launch("law.toml")
+@pytest.mark.parametrize("shares", [{"node1": 8, "node2": 4}, pytest.param(SHARES, marks=pytest.mark.thorough)], ids=len)
+def test_unequal_shares_of_which_one_is_killed_and_brought_back(desk: Desk, lab: Lab, reference: Run, shares: dict[str, int]) -> None:
+    told = ", ".join(f"{node} = {share}" for node, share in shares.items())
+    desk.write("killed.toml", (desk.folder / "law.toml").read_text().replace("node1 = 6, node2 = 4, node3 = 2", told))
+    run = Desk(desk.folder, lab, supervise=True).launch("killed.toml", "--nodes", ",".join(shares))
     paths = RunPaths(desk.folder / "runs" / run.name)
     try:
         run.wait_for_step(1, 13)
@@ -80,19 +84,19 @@ def test_three_nodes_with_unequal_shares_of_which_one_is_killed_and_brought_back
     ended = store.read_object(paths.supervisor_json)
     assert (ended["doing"], ended["why"]) == ("ended", "done"), ended
     assert [(restart["cause"], restart["node"]) for restart in ended["restarts"]] == [("killed", "node2")]
-    assert_same_training(desk, run, reference)
+    assert_same_training(desk, run, reference, shares)
 
 
-def assert_same_training(desk: Desk, run: Run, reference: Run) -> None:
+def assert_same_training(desk: Desk, run: Run, reference: Run, shares: dict[str, int]) -> None:
     """Done, by the shares of the recipe, lawful, and `compare` says so."""
     status = desk.json("status", run.name)
     assert status["state"] == "done"
-    assert [(rank["node"], rank["share"]) for rank in status["ranks"]] == [("node1", 6), ("node2", 4), ("node3", 2)]
+    assert {rank["node"]: rank["share"] for rank in status["ranks"]} == shares
     assert_lawful(run, reference, head="node1")
     alone, together = desk.json("compare", reference.name, run.name)["runs"]
     assert together["is_same"] is True and together["common_steps"] == STEPS
     assert together["curve_difference"] <= TOLERANCE and not together["differs"]
-    assert alone["speed_up"] == 1 and together["speed_up"] > 0 and together["side"]["nodes"] == ["node1", "node2", "node3"]
+    assert alone["speed_up"] == 1 and together["speed_up"] > 0 and together["side"]["nodes"] == list(shares)
     said = desk.homelab("compare", reference.name, run.name).stdout
     assert f"{run.name} is the same training as {reference.name}" in said and "Next: homelab report" in said
 
@@ -104,7 +108,7 @@ def assert_same_training(desk: Desk, run: Run, reference: Run) -> None:
 def test_three_nodes_with_unequal_shares(desk: Desk, reference: Run) -> None:
     run = desk.launch("law.toml")
     run.wait_for_end(1, nodes=3)
-    assert_same_training(desk, run, reference)
+    assert_same_training(desk, run, reference, SHARES)
 
 
 @pytest.mark.thorough  # it measures speeds: other files beside it disturb it

@@ -24,6 +24,7 @@ from tests.e2e import conftest
 pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.timeout(300)]
 
 NODES = ("node1", "node2")
+RECOVER = ("recover", "--nodes", ",".join(NODES), "--skip", "collective")
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ REFUSED: list[tuple[Callable[[Stopped], None], tuple[str, ...]]] = [
 @pytest.mark.parametrize(("spoil", "said"), REFUSED, ids=lambda value: getattr(value, "__name__", ""))
 def test_refused_and_left_as_it_was(stopped: Stopped, spoil: Callable[[Stopped], None], said: tuple[str, ...]) -> None:
     spoil(stopped)
-    error = complaint(stopped.desk, "recover", stopped.run.name, "--nodes", ",".join(NODES), code=1, as_json=False)
+    error = complaint(stopped.desk, *RECOVER, stopped.run.name, code=1, as_json=False)
     assert all(part in " ".join(error.values()) for part in said), error
     assert not left_on(stopped.desk.lab)
     assert set(stopped.run.attempts()) <= {1} and not stopped.paths.attempt(2).exists()
@@ -170,7 +171,7 @@ def test_half_deleted_folders_are_mended_and_a_run_that_goes_on_is_refused(stopp
     shutil.rmtree(run.folder("node2"))
     for verb in (["status", "--once"], ["why"], ["stop"]):
         desk.homelab(verb[0], run.name, *verb[1:])
-    again = desk.json("recover", run.name, "--nodes", ",".join(NODES))
+    again = desk.json(*RECOVER, run.name)
     assert (again["attempt"], again["resume_step"]) == (3, stopped.newest)
     run.wait_for_step(3, stopped.newest + 2)
 
@@ -194,7 +195,7 @@ def with_a_closed_port(lab: Lab, file: Path, node: str) -> Path:
 
 
 def test_two_at_once_start_one_attempt(stopped: Stopped) -> None:
-    both = [stopped.desk.spawn("recover", stopped.run.name, "--nodes", ",".join(NODES)) for _ in range(2)]
+    both = [stopped.desk.spawn(*RECOVER, stopped.run.name) for _ in range(2)]
     said = [read_rest(process, timeout_s=60) for process in both]
     assert sorted(process.returncode for process in both) == [0, 2], said
     refused = said[0 if both[0].returncode else 1]
@@ -212,7 +213,7 @@ def test_two_at_once_start_one_attempt(stopped: Stopped) -> None:
 )
 def test_control_c(stopped: Stopped, marker: str, delay_s: float) -> None:
     desk, run = stopped.desk, stopped.run
-    controller = desk.spawn("recover", run.name, "--nodes", ",".join(NODES))
+    controller = desk.spawn(*RECOVER, run.name)
     said = read_until(controller, marker)
     time.sleep(delay_s)  # a moment, not a condition
     os.killpg(controller.pid, signal.SIGINT)
@@ -226,5 +227,5 @@ def test_control_c(stopped: Stopped, marker: str, delay_s: float) -> None:
     wait_until(lambda: not left_on(desk.lab), 5.0, lambda: f"{said}\nleft: {left_on(desk.lab)}")
     if delay_s:
         return
-    again = desk.json("recover", run.name, "--nodes", ",".join(NODES))
+    again = desk.json(*RECOVER, run.name)
     assert (again["attempt"], again["resume_step"]) == (3, stopped.newest)

@@ -47,6 +47,8 @@ def home() -> Iterator[Path]:
     model = harness.tiny_llama(folder / "tiny-llama")
     harness.write_jsonl(folder / "chats.jsonl", harness.chat_rows(16))
     (folder / "small.toml").write_text(RECIPE.format(model=model), encoding="utf-8")
+    (folder / "script.toml").write_text('[script]\npath = "program.py"\n', encoding="utf-8")
+    (folder / "program.py").write_text("import os\nprint('user', os.getuid())\n", encoding="utf-8")
     if os.geteuid() == 0:
         source = Path(homelab.__file__).parent
         shutil.copytree(source, folder / "homelab", ignore=shutil.ignore_patterns("__pycache__"))
@@ -85,7 +87,10 @@ def python_of_user(home: Path) -> str:
     pytest.skip(f"no Python {version} with torch that an ordinary user may run:\n{why}")
 
 
-def test_launch_as_an_ordinary_user(home: Path) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "nodes"), [("script.toml", ["node1"]), pytest.param("small.toml", ["node1", "node2"], marks=pytest.mark.thorough)]
+)
+def test_launch_as_an_ordinary_user(home: Path, recipe: str, nodes: list[str]) -> None:
     for name in ("unshare", "setpriv") if os.geteuid() == 0 else ():
         if shutil.which(name) is None:
             pytest.skip(f"not installed: {name}")
@@ -96,13 +101,16 @@ def test_launch_as_an_ordinary_user(home: Path) -> None:
         assert done.returncode == code, f"homelab {' '.join(arguments)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
-    say("lab", "up", "lab", "--nodes", "2")
+    say("lab", "up", "lab", "--nodes", str(len(nodes)))
     try:
         assert json.loads(say("lab", "status", "lab", "--json"))["backend"] == "loopback"
-        said = say("launch", "small.toml", "--wait")
-        assert "done  step 3/3" in said
+        said = say("launch", recipe, "--wait")
+        if recipe == "script.toml":
+            assert "user 0" not in (printed := say("logs")) and "user " in printed
+        else:
+            assert "done  step 3/3" in said
         [run] = json.loads(say("runs", "--json"))["runs"]
-        assert (run["state"], run["nodes"]) == ("done", ["node1", "node2"])
+        assert (run["state"], run["nodes"]) == ("done", nodes)
         assert json.loads(say("stop", "--json"))["clean"] is True
     finally:
         down = say("lab", "down", "lab")
