@@ -155,6 +155,11 @@ class FakeNode:
         return 0
 
 
+def ask_node(verb: str, request: dict[str, Any], stream: Any = None) -> Any:
+    """What the node's program answers to this request. `stream`: the body that it reads, or where it writes one."""
+    return verbs.call(verb, request, stream, stream)
+
+
 def _as_bytes(line: Any) -> bytes:
     return line if isinstance(line, bytes) else json.dumps(line, default=message.fields).encode()
 

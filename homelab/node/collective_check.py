@@ -23,39 +23,39 @@ from homelab.node.system import processes, programs
 from homelab.shared.protocol import files, layout, message
 from homelab.shared.protocol.collective_messages import CollectiveEnded, CollectiveLine, CollectiveLook, CollectiveRank
 from homelab.shared.protocol.collective_stages import CONNECTING, DONE, STARTING, WAITING
+from homelab.shared.protocol.message import Done
 
 if TYPE_CHECKING:
+    from homelab.shared.protocol.collective_messages import CollectiveRequest, JobRequest, KeepRequest
     from homelab.shared.protocol.files import JsonObject
     from homelab.shared.protocol.run_messages import Stopped
 
 _POLL_S = 0.05
 _SOCKETS_EVERY_S = 0.25
 _SIGN_OF_LIFE_S = 1.0
-_LIMIT_S = 300.0
 _OLD_S = 3600.0
 _PR_SET_PDEATHSIG = 1
 _SYN_SENT, _ESTABLISHED, _LISTEN = "02", "01", "0A"  # include/net/tcp_states.h
 
 
-def collective(request: JsonObject) -> None:
-    """Run the test. `request`: node, workdir, name, command, environment, ranks (how many here), head_port, limit_s;
-    input (anything: `input.json` in the folder of the test).
+def collective(request: CollectiveRequest) -> None:
+    """Run the test.
 
     Prints a JSON line whenever something changed, and every second: {"phase", "ranks": {rank: {"stage", "error", "results"}},
     "ended": null}. The last one has "ended": {"returncode", "left": [pid], "log", "errors"}. Ends when stdin closes, after
     `limit_s`, or with torchrun; nothing of the test is left then. Lines of "log" are torchrun's own, "errors" those of its ranks.
     """
-    name, node = layout.checked(request["name"]), layout.checked(request["node"])
+    name, node = request.name, layout.checked(request.node)
     folder = _folder(request)
     _remove_old(os.path.dirname(folder))
     os.makedirs(folder)
     own = {"HOMELAB_RUN": name, "HOMELAB_NODE": node, "HOMELAB_COLLECTIVE_DIR": folder}
-    environment = {**os.environ, **request["environment"], **own}
+    environment = {**os.environ, **request.environment, **own}
     try:
-        if "input" in request:
-            files.write_json(os.path.join(folder, "input.json"), request["input"])
+        if request.input is not None:
+            files.write_json(os.path.join(folder, "input.json"), request.input)
         with open(os.path.join(folder, "torchrun.log"), "wb") as log:
-            child = programs.detached(request["command"], folder, environment, log, preexec_fn=_end_with_the_agent)
+            child = programs.detached(request.command, folder, environment, log, preexec_fn=_end_with_the_agent)
     except (OSError, ValueError, subprocess.SubprocessError):
         _remove(folder)
         raise
@@ -72,12 +72,12 @@ def collective(request: JsonObject) -> None:
     _say(line)
 
 
-def look(request: JsonObject) -> CollectiveLook:
+def look(request: JobRequest) -> CollectiveLook:
     """What the test is doing here, while it hangs: {"phase", "ranks": {rank: {"stage", "stack"}}, "log"}. See `collective`."""
     folder = _folder(request)
     ranks = _ranks(folder)
     before = {rank: _size(os.path.join(folder, f"rank-{rank}.stack")) for rank in ranks}
-    run_pids = processes.of_run(layout.checked(request["name"]), request["workdir"], layout.checked(request["node"]))
+    run_pids = processes.of_run(request.name, request.workdir, layout.checked(request.node))
     for state in ranks.values():
         if state.get("pid") in run_pids and state.get("stage") != DONE:
             processes.signal_all([state["pid"]], signal.SIGUSR1)
@@ -92,22 +92,21 @@ def look(request: JsonObject) -> CollectiveLook:
     return CollectiveLook(phase=files.text(os.path.join(folder, "phase")), ranks=_as_said(ranks), log=_log(folder))
 
 
-def end(request: JsonObject) -> Stopped:
+def end(request: JobRequest) -> Stopped:
     """End what is left of a test on this node: {"asked", "killed", "left"}, as `stop` answers. Idempotent."""
-    outcome = processes.end_run(layout.checked(request["name"]), request["workdir"], layout.checked(request["node"]), grace_s=1.0)
+    outcome = processes.end_run(request.name, request.workdir, layout.checked(request.node), grace_s=1.0)
     _remove(_folder(request))
     return outcome
 
 
-def keep(request: JsonObject) -> JsonObject:
+def keep(request: KeepRequest) -> Done:
     """Keep the record of a test that passed: `record` {"fingerprint", "time", "results"}."""
-    path = paths.collective_file(request["workdir"])
-    files.write_json(path, request["record"])
-    return {"path": path}
+    files.write_json(paths.collective_file(request.workdir), request.record)
+    return Done()
 
 
-def _folder(request: JsonObject) -> str:
-    return os.path.join(paths.expand(request["workdir"]), "collective", layout.checked(request["name"]))
+def _folder(request: JobRequest) -> str:
+    return os.path.join(paths.expand(request.workdir), "collective", request.name)
 
 
 def _remove_old(folder: str) -> None:
@@ -140,7 +139,7 @@ def _end_with_the_agent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _watch(request: JsonObject, folder: str, child: subprocess.Popen[bytes]) -> bool:
+def _watch(request: CollectiveRequest, folder: str, child: subprocess.Popen[bytes]) -> bool:
     """Print changes until torchrun ends, the controller is gone, or the time is over. True when all ranks are done."""
     unwanted = threading.Event()
 
@@ -151,14 +150,14 @@ def _watch(request: JsonObject, folder: str, child: subprocess.Popen[bytes]) -> 
         unwanted.set()
 
     threading.Thread(target=wait_for_end, daemon=True).start()
-    deadline = time.monotonic() + float(request.get("limit_s", _LIMIT_S))
+    deadline = time.monotonic() + request.limit_s
     phase, last_line, said_at, looked_at = STARTING, None, 0.0, 0.0
     while time.monotonic() < deadline:
         has_ended = child.poll() is not None
         ranks = _ranks(folder)
         if phase != WAITING and (ranks or time.monotonic() - looked_at >= _SOCKETS_EVERY_S):
             looked_at = time.monotonic()
-            phase = WAITING if ranks else _phase(child.pid, int(request["head_port"]), phase)
+            phase = WAITING if ranks else _phase(child.pid, request.head_port, phase)
             with open(os.path.join(folder, "phase"), "w") as stream:
                 stream.write(phase)
         line = CollectiveLine(phase=phase, ranks=_as_said(ranks))
@@ -166,7 +165,7 @@ def _watch(request: JsonObject, folder: str, child: subprocess.Popen[bytes]) -> 
             if not _say(line):
                 return False
             last_line, said_at = line, time.monotonic()
-        if len(ranks) == int(request["ranks"]) and all(state.get("stage") == DONE for state in ranks.values()):
+        if len(ranks) == request.ranks and all(state.get("stage") == DONE for state in ranks.values()):
             return True
         if has_ended or unwanted.wait(_POLL_S):
             break
@@ -183,9 +182,9 @@ def _say(line: CollectiveLine) -> bool:
         return False
 
 
-def _end(request: JsonObject, child: subprocess.Popen[bytes], grace_s: float) -> tuple[int, ...]:
+def _end(request: CollectiveRequest, child: subprocess.Popen[bytes], grace_s: float) -> tuple[int, ...]:
     """End all processes of the test. Returns the pids that could not be ended."""
-    left = processes.end_run(request["name"], request["workdir"], request["node"], grace_s=grace_s).left
+    left = processes.end_run(request.name, request.workdir, request.node, grace_s=grace_s).left
     with contextlib.suppress(subprocess.TimeoutExpired):
         child.wait(1.0)
     return left

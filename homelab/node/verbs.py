@@ -14,6 +14,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
+from homelab.node import requests
 from homelab.shared.protocol import message, secrecy
 from homelab.shared.protocol.verb_table import VERBS
 
@@ -71,16 +72,18 @@ def answer(verb: str) -> int:
 
 
 def call(verb: str, request: JsonObject, stdin: BinaryIO, stdout: BinaryIO) -> Any:
-    """The answer of a verb; None where it has written its answer itself. Raises ValueError for a verb that does not exist."""
+    """The answer of a verb; None where it has written its answer itself. Raises ValueError for a verb that does not exist, and for a request that is none of its own."""
     if verb not in VERBS:
         raise ValueError(f"this agent does not know {verb!r}")
     declared = VERBS[verb]
+    kind = declared.request_type()
+    asked = requests.read(kind, request) if kind else request
     if "workdir" in request:
         from homelab.node import paths
 
         paths.keep_private(request["workdir"], make=verb in _WRITERS)
     answers = getattr(importlib.import_module(f"homelab.node.{declared.module}"), declared.function)
-    return answers(request, stdin if declared.stream == "stdin" else stdout) if declared.stream else answers(request)
+    return answers(asked, stdin if declared.stream == "stdin" else stdout) if declared.stream else answers(asked)
 
 
 def refusal_of(error: Exception) -> JsonObject:

@@ -28,6 +28,15 @@ class Mark:
     def __init__(self, value: Any = None) -> None:
         self.value = value
 
+    def check(self, value: Any) -> None:
+        """What a node does in place of pydantic. Raises ValueError where the value is beyond this limit."""
+        if not self.admits(value):
+            raise ValueError(f"{str(value)[:100]!r} is beyond {self}")
+
+    def admits(self, value: Any) -> bool:
+        """Whether the value is within this limit. Raises TypeError for a limit that only the controller knows."""
+        raise TypeError(f"{self} is no limit of a request")
+
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and self.__dict__ == other.__dict__
 
@@ -54,11 +63,17 @@ class AtLeast(Mark):
 
     constraint = "ge"
 
+    def admits(self, value: Any) -> bool:
+        return bool(value >= self.value)
+
 
 class Above(Mark):
     """A number, more than this."""
 
     constraint = "gt"
+
+    def admits(self, value: Any) -> bool:
+        return bool(value > self.value)
 
 
 class AtMost(Mark):
@@ -66,11 +81,17 @@ class AtMost(Mark):
 
     constraint = "le"
 
+    def admits(self, value: Any) -> bool:
+        return bool(value <= self.value)
+
 
 class Below(Mark):
     """A number, less than this."""
 
     constraint = "lt"
+
+    def admits(self, value: Any) -> bool:
+        return bool(value < self.value)
 
 
 class Longest(Mark):
@@ -79,12 +100,18 @@ class Longest(Mark):
     constraint = "max_length"
     kinds = ("str", "list", "tuple", "dict")
 
+    def admits(self, value: Any) -> bool:
+        return bool(len(value) <= self.value)
+
 
 class Shortest(Mark):
     """A text, list or object of at least so many characters or entries."""
 
     constraint = "min_length"
     kinds = ("str", "list", "tuple", "dict")
+
+    def admits(self, value: Any) -> bool:
+        return bool(len(value) >= self.value)
 
 
 class Matches(Mark):
@@ -96,6 +123,9 @@ class Matches(Mark):
 
 class Holds(Mark):
     """What needs more than a comparison: a function that gives the value back, or raises ValueError with what is allowed."""
+
+    def check(self, value: Any) -> None:
+        self.value(value)
 
     def _into(self, schema: Any) -> Any:
         return {"type": "function-after", "function": {"type": "no-info", "function": self.value}, "schema": schema}

@@ -21,6 +21,7 @@ from homelab.controller.features.preflight import collective_check, collective_s
 from homelab.controller.planning.machines import lan_address
 from homelab.controller.remote.fanout import Fleet
 from homelab.lab import Lab, procfs
+from homelab.shared.protocol.collective_messages import CollectiveRequest
 from homelab.shared.protocol.collective_stages import SIZES
 from scripts.practice.desk import left_on, wait_until
 
@@ -115,11 +116,11 @@ def test_a_rank_that_dies_ends_it_at_once_with_its_own_words(
     (broken / "__init__.py").write_text('raise ImportError("libcudart.so.12: cannot open shared object file")\n')
     request = collective_check._request
 
-    def with_another_torch(plan: Any, name: str, test: str) -> dict[str, Any]:
+    def with_another_torch(plan: Any, name: str, test: str) -> CollectiveRequest:
         body = request(plan, name, test)
-        if name == "node2":
-            body["environment"]["PYTHONPATH"] = f"{broken.parent}:{body['environment']['PYTHONPATH']}"
-        return body
+        if name != "node2":
+            return body
+        return body.replace(environment=body.environment | {"PYTHONPATH": f"{broken.parent}:{body.environment['PYTHONPATH']}"})
 
     monkeypatch.setattr(collective_check, "_request", with_another_torch)
     result = collective_check.run(fleet, evidence)

@@ -24,12 +24,12 @@ from homelab.controller.run import node_matching
 from homelab.controller.run.state import node_part
 from homelab.node import facts, paths, worker_programs
 from homelab.node.probes import speed_profiles
-from homelab.node.run import poll, torchrun
 from homelab.node.storage import digests
 from homelab.node.system import ports, processes, utilisation
 from homelab.shared.protocol import files
 from homelab.shared.protocol.digest import sha256_and_rows
-from homelab.shared.protocol.message import as_json
+from homelab.shared.protocol.message import Done, as_json
+from tests.fakes import ask_node
 
 pytestmark = pytest.mark.timeout(60)
 RUN, NODE = "2026-01-01-0000-agent", f"node-{os.getpid()}"
@@ -69,21 +69,29 @@ def workdir(tmp_path: Path) -> Iterator[Path]:
     processes.signal_all(processes.of_run(RUN, str(tmp_path / "work dir"), NODE), signal.SIGKILL)
 
 
+def here(workdir: Path, attempt: int = 1) -> str:
+    return paths.node_dir(paths.run_dir(str(workdir), RUN), attempt, NODE)
+
+
+def begun(workdir: Path) -> dict[str, Any]:
+    """What the watcher has written down of itself and of torchrun."""
+    return dict(files.read_json(here(workdir) + "/agent.json"))
+
+
 def ended(workdir: Path, attempt: int = 1) -> dict[str, Any]:
-    file = paths.node_dir(paths.run_dir(str(workdir), RUN), attempt, NODE) + "/exit.json"
+    file = here(workdir, attempt) + "/exit.json"
     wait_until(lambda: os.path.exists(file))
     return dict(files.read_json(file))
 
 
 def test_a_run_from_start_to_end(workdir: Path) -> None:
     script = "import os, sys; print(os.environ['ODD'], os.environ['HOMELAB_RUN_DIR']); print('bad', file=sys.stderr); sys.exit(3)"
-    started = ask("start", request(workdir, script))
-    assert started["agent_pid"] and started["torchrun_pid"]
+    assert ask("start", request(workdir, script)) == {}
     end = ended(workdir)
     assert (end["returncode"], end["signal"], end["stopped"]) == (3, None, False)
-    folder = Path(started["run_dir"])
-    here = folder / "attempts/1/nodes" / NODE
-    assert (here / "out.log").read_text() == f"it's $(x)\nä {folder}\n" and (here / "err.log").read_text() == "bad\n"
+    folder = Path(paths.run_dir(str(workdir), RUN))
+    out = folder / "attempts/1/nodes" / NODE
+    assert (out / "out.log").read_text() == f"it's $(x)\nä {folder}\n" and (out / "err.log").read_text() == "bad\n"
     assert not list(folder.rglob("*.partial*")), "nothing half written stays"
     reply = ask("poll", {"node": NODE, "workdir": str(workdir), "run": RUN, "torchrun_lines": 5})
     assert answers.fault("poll", reply) is None
@@ -108,10 +116,11 @@ def test_a_program_that_cannot_start_is_said_at_once(workdir: Path) -> None:
 
 def test_it_goes_on_when_everybody_has_left(workdir: Path) -> None:
     """The watcher is in a session of its own: neither the end of the question nor SIGHUP reaches it."""
-    started = ask("start", request(workdir, "import time; time.sleep(30)"))
-    assert os.getsid(started["agent_pid"]) == started["agent_pid"] != os.getsid(0)
-    os.kill(started["agent_pid"], signal.SIGHUP)
-    reply = as_json(poll.poll({"node": NODE, "workdir": str(workdir), "run": RUN}))
+    ask("start", request(workdir, "import time; time.sleep(30)"))
+    watcher = begun(workdir)["pid"]
+    assert os.getsid(watcher) == watcher != os.getsid(0)
+    os.kill(watcher, signal.SIGHUP)
+    reply = as_json(ask_node("poll", {"node": NODE, "workdir": str(workdir), "run": RUN}))
     assert reply["run"]["agent_alive"] and reply["run"]["torchrun_alive"]
     outcome = ask("stop", {"node": NODE, "workdir": str(workdir), "run": RUN, "grace_s": 5})
     assert outcome["asked"] >= 2 and outcome["left"] == []
@@ -122,10 +131,11 @@ def test_it_goes_on_when_everybody_has_left(workdir: Path) -> None:
 @pytest.mark.parametrize("is_stop", [True, False])
 def test_a_watcher_that_was_killed_is_no_reboot(workdir: Path, is_stop: bool) -> None:
     """What is seen between its end by SIGKILL and the record of that end: by homelab's own stop, or by something else."""
-    started = ask("start", request(workdir, "import time; time.sleep(30)"))
+    ask("start", request(workdir, "import time; time.sleep(30)"))
+    said = begun(workdir)
     if is_stop:
-        assert torchrun.mark_stop({"node": NODE, "workdir": str(workdir), "run": RUN}) == {"marked": True}
-    processes.signal_all([started["agent_pid"], started["torchrun_pid"]], signal.SIGKILL)
+        assert ask_node("mark-stop", {"node": NODE, "workdir": str(workdir), "run": RUN}) == Done()
+    processes.signal_all([said["pid"], said["torchrun_pid"]], signal.SIGKILL)
     wait_until(lambda: not processes.of_run(RUN, str(workdir), NODE))
     raw = ask("poll", {"node": NODE, "workdir": str(workdir), "run": RUN})
     reply = parse_replies({NODE: raw})[NODE]
@@ -133,12 +143,10 @@ def test_a_watcher_that_was_killed_is_no_reboot(workdir: Path, is_stop: bool) ->
     found = diagnose(RUN, {NODE: reply}, {})
     assert node_part(reply.run, 1) == ("stopped" if is_stop else "vanished")
     assert found is None if is_stop else found is not None and found.cause == "vanished"
-    agent = Path(started["run_dir"]) / "attempts/1/nodes" / NODE / "agent.json"
-    said = json.loads(agent.read_text())
+    agent = Path(here(workdir), "agent.json")
     for boot_id, rebooted in (("of another boot", True), ("", None), (5, None)):
         agent.write_text(json.dumps({**said, "boot_id": boot_id}))
-        run = poll.poll({"node": NODE, "workdir": str(workdir), "run": RUN}).run
-        assert run is not None and run.rebooted is rebooted
+        assert ask_node("poll", {"node": NODE, "workdir": str(workdir), "run": RUN}).run.rebooted is rebooted
 
 
 def test_stop_finds_what_ignores_signals_and_what_lost_its_parent(workdir: Path) -> None:
@@ -153,8 +161,8 @@ os.kill(frozen.pid, signal.SIGSTOP)
 open("ready", "w").close()
 time.sleep(60)
 """
-    started = ask("start", request(workdir, script))
-    folder = Path(started["run_dir"])
+    ask("start", request(workdir, script))
+    folder = Path(paths.run_dir(str(workdir), RUN))
     wait_until(lambda: (folder / "ready").exists() and (folder / "orphan").exists())
     running = processes.of_run(RUN, str(workdir), NODE)
     assert len(running) == 4, "watcher, program, orphan, frozen"
@@ -166,9 +174,9 @@ time.sleep(60)
 
 def test_what_outlives_a_killed_torchrun_is_ended(workdir: Path) -> None:
     script = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True); time.sleep(60)"
-    started = ask("start", request(workdir, script))
+    ask("start", request(workdir, script))
     wait_until(lambda: len(processes.of_run(RUN, str(workdir), NODE)) == 3)
-    os.kill(started["torchrun_pid"], signal.SIGKILL)
+    os.kill(begun(workdir)["torchrun_pid"], signal.SIGKILL)
     end = ended(workdir)
     assert (end["returncode"], end["signal"], end["stopped"]) == (None, signal.SIGKILL, False)
     wait_until(lambda: not processes.of_run(RUN, str(workdir), NODE))
@@ -193,8 +201,8 @@ time.sleep(60)
 @pytest.mark.parametrize("is_ending", [False, True])
 def test_a_rank_that_is_ending_is_waited_for_until_it_has_let_go_of_its_card(workdir: Path, tmp_path: Path, is_ending: bool) -> None:
     """Its first thread is a zombie without an environment, as after a kill -9, and another one still holds the file. Who waits for it is killed."""
-    started = ask("start", request(workdir, LETS_GO_SLOWLY, command=[sys.executable, "-c", LETS_GO_SLOWLY, str(tmp_path / "card")]))
-    beat = Path(started["run_dir"]) / "attempts/1/ranks/0/heartbeat.json"
+    ask("start", request(workdir, LETS_GO_SLOWLY, command=[sys.executable, "-c", LETS_GO_SLOWLY, str(tmp_path / "card")]))
+    beat = Path(paths.run_dir(str(workdir), RUN)) / "attempts/1/ranks/0/heartbeat.json"
     wait_until(lambda: beat.exists() and beat.read_text().endswith("}"))
     pid = json.loads(beat.read_text())["pid"]
     if is_ending:
@@ -291,11 +299,8 @@ def test_names_that_could_climb(workdir: Path, name: Any) -> None:
         ("start", request(workdir, run=name)), ("start", request(workdir, node=name)), ("stop", {"node": NODE, "workdir": str(workdir), "run": name}),
         ("describe", {"workdir": str(workdir), "run": name}), ("checkpoints", {"workdir": str(workdir), "run": name}),
     ):  # fmt: skip
-        module: Any = {"start": torchrun.start, "stop": torchrun.stop, "describe": poll.describe}.get(verb)
-        from homelab.node.storage import transfer
-
-        with pytest.raises(ValueError, match="not a usable name"):
-            (module or transfer.checkpoints)(body)
+        with pytest.raises(ValueError, match=r"not a usable name|is no str"):
+            ask_node(verb, body)
     assert not workdir.exists()
 
 
@@ -338,7 +343,7 @@ def test_poll_gives_only_new_lines_and_the_ends_of_logs(workdir: Path) -> None:
     (log / "stdout.log").write_bytes(b"".join(b"line %d \xff\n" % number for number in range(100_000)))
 
     def looked(**more: Any) -> dict[str, Any]:
-        reply = as_json(poll.poll({"node": NODE, "workdir": str(workdir), "run": RUN, **more}))
+        reply = as_json(ask_node("poll", {"node": NODE, "workdir": str(workdir), "run": RUN, **more}))
         assert answers.fault("poll", reply) is None
         return dict(reply["run"]["ranks"]["0"])
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from homelab.node.setup import installed, pieces, record, worker_environment
+from homelab.node.setup import record
 from homelab.shared.protocol.errors import Refusal
 from homelab.shared.protocol.setup_messages import SetupRemoved
+from tests.fakes import ask_node
 
 DATA = bytes(range(256)) * 40
 SHA256 = hashlib.sha256(DATA).hexdigest()
@@ -25,12 +26,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def send(data: bytes, offset: int, sha256: str = SHA256, name: str = "wheels/a-1-py3-none-any.whl") -> int:
-    return pieces.receive({"name": name, "sha256": sha256, "size": len(DATA), "offset": offset}, io.BytesIO(data)).have
+    return ask_node("setup-receive", {"name": name, "sha256": sha256, "size": len(DATA), "offset": offset}, io.BytesIO(data)).have
 
 
 def test_a_file_goes_on_where_it_was_cut_off(home: Path) -> None:
     assert send(DATA[:1000], 0) == 1000
-    assert installed.look({"environment": "~/env", "files": {"wheels/a-1-py3-none-any.whl": SHA256}}).partial == {
+    assert ask_node("setup-look", {"environment": "~/env", "files": {"wheels/a-1-py3-none-any.whl": SHA256}}).partial == {
         "wheels/a-1-py3-none-any.whl": 1000
     }
     assert send(DATA[5000:], 5000) == 1000  # bytes are missing between: go on at 1000
@@ -46,9 +47,9 @@ def test_a_damaged_file_is_refused_and_begins_anew(home: Path) -> None:
     assert send(DATA, 0) == len(DATA)
     place = home / ".homelab/setup/wheels/a-1-py3-none-any.whl"
     wanted = {"environment": "~/env", "files": {"wheels/a-1-py3-none-any.whl": SHA256}}
-    assert installed.look(wanted).good == ("wheels/a-1-py3-none-any.whl",)
+    assert ask_node("setup-look", wanted).good == ("wheels/a-1-py3-none-any.whl",)
     place.write_bytes(b"damaged")
-    assert installed.look(wanted).good == ()
+    assert ask_node("setup-look", wanted).good == ()
 
 
 @pytest.mark.parametrize("name", ["../x.whl", "wheels/../../x.whl", "wheels/.whl", "/etc/passwd", "wheels/a.txt", "uv"])
@@ -68,10 +69,10 @@ def test_teardown_removes_what_is_listed_and_nothing_else(home: Path) -> None:
     record.note(record.folder())
     record.note(str(home / "deep/er/env"))
     (home / "deep/er/env/file").write_text("x")
-    answer = worker_environment.remove({"workdir": "~/homelab"})
+    answer = ask_node("setup-remove", {"workdir": "~/homelab"})
     assert sorted(answer.removed) == sorted([record.folder(), str(home / "deep/er/env")]) and not answer.left
     assert sorted(path.name for path in home.rglob("*")) == [".homelab", "mine"]
-    assert worker_environment.remove({"workdir": "~/homelab"}) == SetupRemoved(removed=(), left=())
+    assert ask_node("setup-remove", {"workdir": "~/homelab"}) == SetupRemoved(removed=(), left=())
 
 
 @pytest.mark.parametrize("path", ["{home}", "/", "{home}/homelab", "{home}/link"])
@@ -80,7 +81,7 @@ def test_teardown_keeps_home_workdir_and_links(home: Path, path: str) -> None:
     (home / "elsewhere").mkdir()
     (home / "link").symlink_to("elsewhere")
     record.write({"folders": [path.format(home=home)], "parents": [], "locks": {}})
-    assert worker_environment.remove({"workdir": "~/homelab"}).left == (path.format(home=home),)
+    assert ask_node("setup-remove", {"workdir": "~/homelab"}).left == (path.format(home=home),)
     assert (home / "homelab").is_dir() and (home / "elsewhere").is_dir()
 
 
@@ -88,9 +89,9 @@ def test_an_environment_of_somebody_else_is_refused(home: Path) -> None:
     (home / "env").mkdir()
     (home / "env/pyvenv.cfg").write_text("home = /usr/bin\n")
     with pytest.raises(Refusal, match="was not made by homelab setup"):
-        worker_environment.make({"environment": "~/env", "python": "/usr/bin/python3", "version": "3.11", "lock": "x", "is_closed": True})
+        ask_node("setup-make", {"environment": "~/env", "python": "/usr/bin/python3", "version": "3.11", "lock": "x", "is_closed": True})
     assert (home / "env/pyvenv.cfg").exists()
-    state = installed.look({"environment": "~/env"})
+    state = ask_node("setup-look", {"environment": "~/env"})
     assert state.environment_exists and not state.environment_is_ours
 
 
@@ -99,5 +100,5 @@ def test_one_setup_at_a_time(home: Path) -> None:
     descriptor = os.open(os.path.join(record.folder(), "lock"), os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     with pytest.raises(Refusal, match="another setup works on this node"):
-        worker_environment.make({"environment": "~/env", "python": "/usr/bin/python3", "version": "3.11", "lock": "x", "is_closed": True})
+        ask_node("setup-make", {"environment": "~/env", "python": "/usr/bin/python3", "version": "3.11", "lock": "x", "is_closed": True})
     os.close(descriptor)

@@ -30,7 +30,9 @@ from homelab.controller.remote.fanout import Fleet
 from homelab.controller.remote.ssh_login import resolve
 from homelab.controller.run import run_folder, store
 from homelab.controller.run.paths import RunPaths
+from homelab.shared.protocol.request import RunRequest
 from homelab.shared.protocol.run_messages import SupervisorReply
+from homelab.shared.protocol.supervisor_messages import EndRequest, NeedsRequest, PlaceRequest
 
 # The controller's packages in pyproject.toml, without tomlkit and PyYAML: only a person's own machine writes TOML and exports.
 PACKAGES = ("typer>=0.29", "rich>=13.9", "fabric>=3.2", "paramiko>=3.5", "pydantic>=2.14", "psutil>=6.1")
@@ -50,9 +52,9 @@ class SupervisorPlace:
     node: str
     run: str
 
-    def request(self, fleet: Fleet) -> dict[str, Any]:
+    def request(self, fleet: Fleet) -> PlaceRequest:
         """What every question about it names."""
-        return {"run": self.run, "code": _code_dir(fleet.cluster.node(self.node))}
+        return PlaceRequest(run=self.run, code=_code_dir(fleet.cluster.node(self.node)))
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def prepare(fleet: Fleet, request: SupervisorRequest, say: Say) -> SupervisorPla
     """
     place, node, agent = SupervisorPlace(request.head, request.run), fleet.cluster.node(request.head), fleet.agent(request.head)
     say(f"asking {request.head} whether the supervisor can run there")
-    _refuse_lacking(node, agent.ask("supervisor-needs", {"packages": [package.split(">=")[0] for package in PACKAGES]}))
+    _refuse_lacking(node, agent.ask("supervisor-needs", NeedsRequest(packages=tuple(package.split(">=")[0] for package in PACKAGES))))
     remote_cluster = seen_from(fleet.cluster.only(tuple(request.nodes)), request.head, request.addresses)
     of_cluster = {"cluster.toml": cluster_text(remote_cluster).encode(), KNOWN_HOSTS: host_keys(fleet.cluster, remote_cluster).encode()}
     try:
@@ -119,7 +121,7 @@ def start(fleet: Fleet, paths: RunPaths, place: SupervisorPlace, say: Say) -> st
 
 def look(fleet: Fleet, paths: RunPaths) -> dict[str, SupervisorReply]:
     """What there is of a supervisor on the nodes that may have it and that answer."""
-    answers, _ = fleet.ask("supervisor-look", {"run": paths.name}, names=places_of(fleet.cluster, paths))
+    answers, _ = fleet.ask("supervisor-look", RunRequest(run=paths.name), names=places_of(fleet.cluster, paths))
     return {name: read(SupervisorReply, answer["supervisor"]) for name, answer in answers.items() if answer["supervisor"]}
 
 
@@ -134,7 +136,10 @@ def end(fleet: Fleet, paths: RunPaths, say: Say) -> None:
         return
     say(f"ending the supervisor of {paths.name}")
     fleet.ask(
-        "supervisor-end", {"run": paths.name, "grace_s": END_GRACE_S}, names=places_of(fleet.cluster, paths), timeout_s=END_GRACE_S + 20.0
+        "supervisor-end",
+        EndRequest(run=paths.name, grace_s=END_GRACE_S),
+        names=places_of(fleet.cluster, paths),
+        timeout_s=END_GRACE_S + 20.0,
     )
 
 

@@ -13,6 +13,7 @@ from homelab.controller.run import process_owner, store, supervisor_lock
 from homelab.controller.run.ownership import Ownership
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol.owner_messages import Follower, Owner
+from homelab.shared.protocol.request import RunRequest
 from homelab.shared.protocol.run_messages import Reply, SupervisorLook, SupervisorReply
 
 _ENDS = ("ended", "given up")
@@ -75,7 +76,7 @@ def elsewhere(fleet: Fleet, paths: RunPaths, names: Collection[str] | None = Non
     """The supervisor of this run on a machine that is neither this one nor known to have it. One that has just left is waited for."""
     deadline = time.monotonic() + _LEAVES_S
     while True:
-        answers, _ = fleet.ask("supervisor-look", {"run": paths.name}, names=names)
+        answers, _ = fleet.ask("supervisor-look", RunRequest(run=paths.name), names=names)
         follower = _living(read(SupervisorLook, answer).owner for answer in answers.values())
         if follower is None or not follower.has_left or time.monotonic() > deadline:
             return follower

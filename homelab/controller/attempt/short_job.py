@@ -16,13 +16,14 @@ from homelab.controller.launchers.torchrun_ssh import TorchrunSsh
 from homelab.controller.planning.types import LaunchSpec, Plan
 from homelab.controller.remote.fanout import Fleet, on_all
 from homelab.controller.remote.session import Stream
+from homelab.shared.protocol.collective_messages import CollectiveRequest, JobRequest
 
 NodeLine = tuple[str, bytes | None]  # node, its line; None: nothing more comes
 READ_S = 0.5
 ASK_S, _ASK_SILENT_S = 8.0, 2.0
 
 
-def request(plan: Plan, name: str, job: str, program: Iterable[str]) -> dict[str, Any]:
+def request(plan: Plan, name: str, job: str, program: Iterable[str]) -> CollectiveRequest:
     """What a node is told: to start `program` as the launch starts its own, under another name and with another place for logs."""
     nodes = [
         node.model_copy(update={"python": node.command[0], "environment": {**node.environment, "HOMELAB_RUN": job}}) for node in plan.nodes
@@ -33,10 +34,13 @@ def request(plan: Plan, name: str, job: str, program: Iterable[str]) -> dict[str
     )  # fmt: skip
     placement = plan.placement.model_copy(update={"run": job, "nodes": tuple(nodes), "log_dir": "logs"})
     (command,) = (command for command in TorchrunSsh().render(spec, placement) if command.node == name)
-    return {
-        "name": job, "command": list(command.argv), "environment": command.environment, "ranks": plan.node(name).rank_count,
-        "head_port": plan.master_port,
-    }  # fmt: skip
+    return CollectiveRequest(
+        name=job,
+        command=tuple(command.argv),
+        environment=dict(command.environment),
+        ranks=plan.node(name).rank_count,
+        head_port=plan.master_port,
+    )
 
 
 @contextmanager
@@ -77,10 +81,10 @@ def end(fleet: Fleet, job: str, names: Iterable[str], silent: set[str]) -> list[
 
     def ask(name: str) -> dict[str, Any]:
         if name in silent:
-            return fleet.agent(name).ask("collective-end", {"name": job}, timeout_s=_ASK_SILENT_S)
-        answers, errors = fleet.ask("collective-end", {"name": job}, names=[name], timeout_s=ASK_S)
+            return fleet.agent(name).ask("collective-end", JobRequest(name=job), timeout_s=_ASK_SILENT_S)
+        answers, errors = fleet.ask("collective-end", JobRequest(name=job), names=[name], timeout_s=ASK_S)
         if name in errors and errors[name].exit_code == EXIT_UNREACHABLE:
-            answers, errors = fleet.ask("collective-end", {"name": job}, names=[name], timeout_s=ASK_S)
+            answers, errors = fleet.ask("collective-end", JobRequest(name=job), names=[name], timeout_s=ASK_S)
         for error in errors.values():
             raise error
         return answers[name]

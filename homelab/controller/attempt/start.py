@@ -20,7 +20,10 @@ from homelab.controller.run import hub_token, signals, store
 from homelab.controller.run.claims import Claim
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol import layout
+from homelab.shared.protocol.checkpoint_messages import FileRequest
 from homelab.shared.protocol.digest import file_sha256
+from homelab.shared.protocol.message import fields
+from homelab.shared.protocol.run_requests import StartRequest, StopRequest, UndoRequest
 
 _UNDO_S = 8.0
 _READ_S = 1800.0  # a node reads a large file to its end before it says that it has it
@@ -38,10 +41,11 @@ def ship_material(fleet: Fleet, names: list[str], material: list[RecipeInput], s
         if item.kind != "shipped":
             continue
         assert item.local is not None
-        request = {"sha256": item.sha256, "name": item.local.name, **item.place}
+        place = item.place
+        request = FileRequest(sha256=item.sha256 or "", name=item.local.name, folder=place.get("folder"), inside=place.get("inside"))
         changed: list[str] = []
 
-        def send(name: str, item: RecipeInput = item, request: dict[str, Any] = request, changed: list[str] = changed) -> None:
+        def send(name: str, item: RecipeInput = item, request: FileRequest = request, changed: list[str] = changed) -> None:
             agent = fleet.agent(name)
             answer = agent.ask("has-file", request, timeout_s=_READ_S)
             if answer["found"]:
@@ -50,10 +54,10 @@ def ship_material(fleet: Fleet, names: list[str], material: list[RecipeInput], s
                 if item.role not in digests:
                     digests[item.role] = _digest_here(item)
             if digests[item.role] != item.sha256:
-                raise _not_here(name, item, layout.data_file(request) if answer["differs"] else None)
+                raise _not_here(name, item, layout.data_file(fields(request)) if answer["differs"] else None)
             assert item.local is not None
             with item.local.open("rb") as stream:
-                agent.send("receive-file", {**request, "size": os.fstat(stream.fileno()).st_size}, stream)
+                agent.send("receive-file", request.replace(size=os.fstat(stream.fileno()).st_size), stream)
             if answer["differs"]:
                 changed.append(name)
 
@@ -97,16 +101,16 @@ def start(fleet: Fleet, claim: Claim, plan: Plan, run_json: Mapping[str, Any], m
 
     def one(name: str) -> dict[str, Any]:
         node = plan.node(name)
-        request = {
-            "run": plan.run,
-            "attempt": plan.attempt,
-            "run_json": {**run_json, "data": data_on_node(material, node.workdir, run_json["data"])},
-            "plan_json": plan.model_dump(mode="json"),
-            "command": list(node.command),
-            "environment": node.environment,
-            "secrets": secrets,
-            "token": claim.token,
-        }
+        request = StartRequest(
+            run=plan.run,
+            attempt=plan.attempt,
+            run_json={**run_json, "data": data_on_node(material, node.workdir, run_json["data"])},
+            plan_json=plan.model_dump(mode="json"),
+            command=node.command,
+            environment=node.environment,
+            secrets=secrets,
+            token=claim.token,
+        )
         return fleet.agent(name).ask("start", request, timeout_s=30.0)
 
     claim.take(names, strictly=True)  # a node may have been silent before
@@ -118,7 +122,7 @@ def start(fleet: Fleet, claim: Claim, plan: Plan, run_json: Mapping[str, Any], m
     except BaseException as error:
         with signals.held():
             _, unasked = fleet.ask(
-                "undo", {"run": plan.run, "token": claim.token, "grace_s": _UNDO_S}, names=names, timeout_s=_UNDO_S + 20.0
+                "undo", UndoRequest(run=plan.run, token=claim.token, grace_s=_UNDO_S), names=names, timeout_s=_UNDO_S + 20.0
             )
         if unasked:
             raise UnreachableError(
@@ -132,7 +136,7 @@ def start(fleet: Fleet, claim: Claim, plan: Plan, run_json: Mapping[str, Any], m
 def _undo_unseen(fleet: Fleet, names: list[str], run: str, claim: Claim) -> None:
     """Over connections of their own: those that are there wait for an answer. A node does what it was asked, whoever waits for the answer."""
     with Fleet(fleet.cluster) as other:
-        other.ask("undo", {"run": run, "token": claim.token, "grace_s": _UNDO_S}, names=names, timeout_s=_UNDO_S)
+        other.ask("undo", UndoRequest(run=run, token=claim.token, grace_s=_UNDO_S), names=names, timeout_s=_UNDO_S)
 
 
 def data_on_node(material: list[RecipeInput], workdir: str, described: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,13 +163,13 @@ def stop_all(
     First every node writes down that a stop is meant: ranks whose peers were stopped first fail, and must not look like the
     cause of it.
     """
-    _, errors = fleet.ask("mark-stop", {"run": run, **how}, names=names)
+    _, errors = fleet.ask("mark-stop", StopRequest(run=run, **how), names=names)
     for error in errors.values():
         if isinstance(error, (TakenError, SupersededError)):
             raise error
 
-    def request(node: Node) -> dict[str, Any]:
-        return {"run": run, "grace_s": grace_s, **how, "made_in": workdirs.get(node.name)}
+    def request(node: Node) -> StopRequest:
+        return StopRequest(run=run, grace_s=grace_s, made_in=workdirs.get(node.name), **how)
 
     return fleet.ask("stop", request, names=names, timeout_s=grace_s + 20.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, cast
 
 from homelab.controller.base.errors import BusyError, HomelabError, NoRoomError, StoppedError, SupersededError, TakenError
@@ -17,6 +17,7 @@ from homelab.controller.remote import answers, ship
 from homelab.controller.remote.bootstrap import AGENT_MARK, ANSWER_MARK, agent_command, unpack_command
 from homelab.controller.remote.decoding import decoded
 from homelab.controller.remote.session import Completed, Session, Stream
+from homelab.shared.protocol.request import Request
 from homelab.shared.protocol.verb_table import VERBS
 
 _MARK = ANSWER_MARK.encode() + b"\n"
@@ -34,6 +35,9 @@ _OF_KINDS = {"taken": TakenError, "stopped": StoppedError, "superseded": Superse
 _OF_DAMAGED_CODE = re.compile(
     r"^(?:SyntaxError|IndentationError)\b|^(?:ImportError|ModuleNotFoundError): .*homelab|No module named '?homelab"
 )
+
+Asked = Request | Mapping[str, Any] | None
+"""A request; of the verbs that declare none, and of none but the node, its fields."""
 
 
 def connect(cluster: Cluster, node: Node) -> Agent:
@@ -54,23 +58,23 @@ class Agent:
         self.node = node
         self.session = session
 
-    def ask(self, verb: str, request: dict[str, Any] | None = None, *, timeout_s: float = 20.0) -> dict[str, Any]:
+    def ask(self, verb: str, request: Asked = None, *, timeout_s: float = 20.0) -> dict[str, Any]:
         """One question, one answer. Raises UnreachableError (no answer) or HomelabError (refused)."""
         return self._answer(verb, self._run(verb, request, b"", timeout_s, None))
 
-    def send(self, verb: str, request: dict[str, Any], body: bytes | BinaryIO, *, timeout_s: float = 600.0) -> dict[str, Any]:
+    def send(self, verb: str, request: Asked, body: bytes | BinaryIO, *, timeout_s: float = 600.0) -> dict[str, Any]:
         """A question with a body of bytes (receive-file, receive-checkpoint)."""
         return self._answer(verb, self._run(verb, request, body, timeout_s, None))
 
-    def fetch(self, verb: str, request: dict[str, Any], into: BinaryIO, *, most_bytes: int = _MOST_BYTES, timeout_s: float = 600.0) -> None:
+    def fetch(self, verb: str, request: Asked, into: BinaryIO, *, most_bytes: int = _MOST_BYTES, timeout_s: float = 600.0) -> None:
         """A question answered with raw bytes (send-checkpoint), written to `into`. Raises HomelabError where more come than may."""
         completed = self._run(verb, request, b"", timeout_s, cast(BinaryIO, _AfterMark(into, most_bytes, self._endless)))
         if completed.returncode != 0:
             raise self._error(f"it could not send what was asked for ({verb})", completed)
 
-    def open(self, verb: str, request: dict[str, Any]) -> Stream:
+    def open(self, verb: str, request: Asked) -> Stream:
         """A verb that stays until its stdin is closed (listen). The code must be there: ask something first."""
-        stream = self.session.open(self._command(verb), stdin=self._request(request))
+        stream = self.session.open(self._command(verb), stdin=self._request(verb, request))
         try:
             while line := stream.readline(_OPEN_TIMEOUT_S):
                 if line.endswith(AGENT_MARK.encode()):
@@ -90,8 +94,8 @@ class Agent:
         """Close the connection."""
         self.session.close()
 
-    def _request(self, request: dict[str, Any] | None) -> bytes:
-        body = {"node": self.node.name, "workdir": self.node.workdir, **(request or {})}
+    def _request(self, verb: str, request: Asked) -> bytes:
+        body = {"node": self.node.name, "workdir": self.node.workdir, **answers.said(verb, request)}
         if self.node.environment:
             body["node_environment"] = self.node.environment
         return json.dumps(body).encode() + b"\n"
@@ -99,8 +103,8 @@ class Agent:
     def _command(self, verb: str) -> str:
         return agent_command(self.node.python, ship.code_dir(self.node.workdir), verb)
 
-    def _run(self, verb: str, request: dict[str, Any] | None, body: bytes | BinaryIO, timeout_s: float, into: BinaryIO | None) -> Completed:
-        command, head = self._command(verb), self._request(request)
+    def _run(self, verb: str, request: Asked, body: bytes | BinaryIO, timeout_s: float, into: BinaryIO | None) -> Completed:
+        command, head = self._command(verb), self._request(verb, request)
         most = VERBS[verb].most_bytes
         completed = self._run_once(command, head, body, timeout_s, into or _Kept(most, self._endless))
         if completed.returncode == _CODE_MISSING:

@@ -1,7 +1,8 @@
-"""What each verb of the agent may answer. A node that says anything else is not believed: its words become paths and commands here. Pure."""
+"""What each verb of the agent is asked, and what it may answer. A node that says anything else is not believed: its words become paths and commands here. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -9,8 +10,19 @@ from pydantic import BaseModel, ValidationError
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.reading import read
 from homelab.shared.protocol.message import REQUIRED, Message, as_json, defaults
+from homelab.shared.protocol.request import Request
 from homelab.shared.protocol.run_messages import Runs
 from homelab.shared.protocol.verb_table import VERBS
+
+
+def said(verb: str, request: Request | Mapping[str, Any] | None) -> dict[str, Any]:
+    """The fields of a request as they are sent: without those that have their defaults. Raises TypeError for that of another verb."""
+    if not isinstance(request, Request):
+        return dict(request or {})
+    kind = VERBS[verb].request_type()
+    if kind is not type(request):
+        raise TypeError(f"{verb} is asked with {kind and kind.__name__}, not with {type(request).__name__}")
+    return {name: value for name, value in as_json(request).items() if value != as_json(defaults(kind)[name])}
 
 
 def shape(verb: str) -> type[Facts] | type[Message] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from homelab.controller.base.hint import homelab
 from homelab.controller.config.cluster import Cluster, Node
 from homelab.controller.config.interpreter import for_recipe
 from homelab.controller.config.recipe import Recipe
-from homelab.controller.remote.agent import Agent, connect
+from homelab.controller.remote.agent import Agent, Asked, connect
 
 RETRY_AFTER_S = 5.0
 
@@ -119,7 +119,7 @@ class Fleet:
             agent.close()
 
     def ask(
-        self, verb: str, request: Mapping[str, Any] | Callable[[Node], Mapping[str, Any]] | None = None, *,
+        self, verb: str, request: Asked | Callable[[Node], Asked] = None, *,
         names: Iterable[str] | None = None, timeout_s: float = 20.0,
     ) -> Outcome[dict[str, Any]]:  # fmt: skip
         """One question to many nodes (all of them by default); a broken connection is opened anew next time."""
@@ -128,7 +128,7 @@ class Fleet:
             node = self.cluster.node(name)
             body = request(node) if callable(request) else request
             try:
-                return self.agent(name).ask(verb, dict(body or {}), timeout_s=timeout_s)
+                return self.agent(name).ask(verb, body, timeout_s=timeout_s)
             except UnreachableError:
                 self._drop(name)
                 raise

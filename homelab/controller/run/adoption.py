@@ -17,6 +17,7 @@ from homelab.controller.run import shipped_files as shipped
 from homelab.controller.run.events import event
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol import layout
+from homelab.shared.protocol.request import RunRequest
 
 _MOST_SHOWN = 20
 RUN_DIGEST = "run_json"  # in preflight.json: what run.json was at the launch
@@ -36,7 +37,7 @@ def adopt(fleet: Fleet, paths: RunPaths, nodes: Sequence[str]) -> RunPaths:
 
     Raises HomelabError where they do not agree on what it is, or where no description is whole.
     """
-    answers, errors = fleet.ask("describe", {"run": paths.name}, names=nodes)
+    answers, errors = fleet.ask("describe", RunRequest(run=paths.name), names=nodes)
     if not answers:
         raise next(iter(errors.values()))
     if not any(answer["run_json"] and answer["plans"] for answer in answers.values()):

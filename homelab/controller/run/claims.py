@@ -15,6 +15,7 @@ from homelab.controller.base.say import Say
 from homelab.controller.remote.fanout import Fleet, on_all
 from homelab.controller.run import process_owner, signals
 from homelab.controller.run.paths import RunPaths
+from homelab.shared.protocol.run_requests import ClaimRequest, ReleaseRequest
 
 _TIMEOUT_S = 20.0
 _REFUSALS = (TakenError, StoppedError, SupersededError)
@@ -53,7 +54,7 @@ class Claim:
         names, self._tried = self._tried, set()
         self.newest.clear()
         with signals.held():
-            self._fleet.ask("release", {"run": self.run, "token": self.token}, names=names)
+            self._fleet.ask("release", ReleaseRequest(run=self.run, token=self.token), names=names)
 
     def as_request(self) -> dict[str, Any]:
         """What a stop and a start in its name say."""
@@ -68,10 +69,11 @@ class Claim:
         self._tried.add(name)
         instead = None
         for _ in range(2):
-            answer = agent.ask("claim", {
-                "run": self.run, "token": self.token, "by": process_owner.name(), "doing": self._doing, "process": process_owner.mark(), "after": self.after,
-                "age_s": self._age_s(), "alone": self._is_launch, "instead": instead,
-            }, timeout_s=_TIMEOUT_S)  # fmt: skip
+            request = ClaimRequest(
+                run=self.run, token=self.token, by=process_owner.name(), doing=self._doing, process=process_owner.mark(), after=self.after,
+                age_s=self._age_s(), alone=self._is_launch, instead=instead,
+            )  # fmt: skip
+            answer = agent.ask("claim", request, timeout_s=_TIMEOUT_S)
             holder = answer["holder"]
             if holder is None:
                 self.newest[name] = int(answer.get("newest", 0))

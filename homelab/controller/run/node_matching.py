@@ -7,6 +7,7 @@ from typing import Any
 
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.remote.fanout import Fleet
+from homelab.shared.protocol.run_requests import PollRequest
 
 GONE = "it is not in cluster.toml"
 
@@ -19,23 +20,17 @@ def poll_request(
     run: str,
     *,
     tail_lines: int = 0,
-    torchrun_lines: int = 0,
+    torchrun_lines: int = 60,
     attempt: int | None = None,
     known_lines: Mapping[int, int] | Mapping[str, int] | None = None,
-) -> dict[str, Any]:
+) -> PollRequest:
     """The question `poll` of a run, about `attempt` (default: the newest a node knows). `known_lines`: rank -> metrics that are not sent again."""
-    request: dict[str, Any] = {
-        "run": run,
-        "tail_lines": tail_lines,
-        "after_lines": {str(rank): count for rank, count in (known_lines or {}).items()},
-    }
-    if torchrun_lines:
-        request["torchrun_lines"] = torchrun_lines
-    return request if attempt is None else {**request, "attempt": attempt}
+    after_lines = {str(rank): count for rank, count in (known_lines or {}).items()}
+    return PollRequest(run=run, tail_lines=tail_lines, torchrun_lines=torchrun_lines, after_lines=after_lines, attempt=attempt)
 
 
 def poll(
-    fleet: Fleet, request: Mapping[str, Any], planned: Collection[str], *, timeout_s: float = 20.0
+    fleet: Fleet, request: PollRequest, planned: Collection[str], *, timeout_s: float = 20.0
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str], dict[str, str]]:
     """`poll` of the nodes `planned`: the answers, why there is none and what would bring one, by the names that the nodes have in the run.
 

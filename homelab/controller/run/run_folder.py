@@ -22,6 +22,7 @@ from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.run_record import plan_in, recipe_in
 from homelab.controller.run.state import State
 from homelab.shared.protocol import layout
+from homelab.shared.protocol.request import RunRequest
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def repair(fleet: Fleet, paths: RunPaths, say: Say) -> None:
     if is_whole(paths):
         return
     say(f"the folder of {paths.name} is damaged: asking the nodes for it")
-    answers, unreachable = fleet.ask("describe", {"run": paths.name})
+    answers, unreachable = fleet.ask("describe", RunRequest(run=paths.name))
     newest_on_nodes = max((int(number) for answer in answers.values() for number in answer["plans"]), default=0)
     if recipe_in(store.read_object(paths.run_json)) is None:
         adoption.take_description(fleet, paths, answers)
@@ -145,5 +146,5 @@ def repair(fleet: Fleet, paths: RunPaths, say: Say) -> None:
 
 def refresh(fleet: Fleet, paths: RunPaths, node: str) -> Plan:
     """The newest plan as a node has it, kept beside the older ones: another controller may have recovered the run."""
-    adoption.take_plans(paths, fleet.agent(node).ask("describe", {"run": paths.name})["plans"])
+    adoption.take_plans(paths, fleet.agent(node).ask("describe", RunRequest(run=paths.name))["plans"])
     return plan_of(paths)

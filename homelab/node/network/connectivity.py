@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from typing import Any
 
     from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.network_messages import MeetRequest
 
 _ANSWER_S = 6.0  # for a listener that is slow: the connection exists, so no packet was dropped
 _TCP_INFO = struct.Struct("=8B24I")  # linux/tcp.h: the round trip of the handshake, as the kernel saw it
 _RTT, _TOTAL_RETRANSMITS = 8 + 15, 8 + 23
 
 
-def meet(request: JsonObject) -> None:
+def meet(request: MeetRequest) -> None:
     """Listen on `address` (and `port` where given) for `seconds` at most, and answer each line of stdin with one of stdout.
 
     First line out: {"ports": [...], "rendezvous": port or null, "udp": port or null, "burst": port or null, "error"}. Lines in:
@@ -39,11 +40,11 @@ def meet(request: JsonObject) -> None:
     {"burst": [target, ...], "packets"} (these alone), {"counted": {token: packets}} (see `homelab.node.network.packet_loss`), and
     {"send": [target, ...], "bytes", "seconds"} (see `homelab.node.network.throughput.send_all`). Ends with stdin.
     """
-    listener = Listener(request["address"], request.get("port") and int(request["port"]))
+    listener = Listener(request.address, request.port)
     _say(
         Listening(ports=tuple(listener.ports), rendezvous=listener.rendezvous, udp=listener.udp, burst=listener.burst, error=listener.error)
     )
-    limit = threading.Timer(float(request.get("seconds", 60)), os._exit, (0,))
+    limit = threading.Timer(request.seconds, os._exit, (0,))
     limit.daemon = True
     limit.start()
     links: list[Dial]

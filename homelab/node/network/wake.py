@@ -8,12 +8,12 @@ from homelab.shared.protocol import magic_packet
 from homelab.shared.protocol.network_messages import PacketSent
 
 if TYPE_CHECKING:
-    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.network_messages import WakeRequest
 
 
-def wake(request: JsonObject) -> PacketSent:
+def wake(request: WakeRequest) -> PacketSent:
     """Send the packet for `mac` into `network`, where this node is a part of it."""
-    if not magic_packet.is_in(request["network"]):
+    if not magic_packet.is_in(request.network):
         return PacketSent(sent=False)
-    magic_packet.send(request["mac"], request["network"])
+    magic_packet.send(request.mac, request.network)
     return PacketSent(sent=True)

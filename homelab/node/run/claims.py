@@ -17,6 +17,7 @@ from homelab.node import paths
 from homelab.node.system import boot_clock, processes
 from homelab.shared.protocol import files, layout
 from homelab.shared.protocol.errors import Refusal
+from homelab.shared.protocol.message import Done
 from homelab.shared.protocol.owner_messages import Claimed, Holder
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.request import RunRequest
+    from homelab.shared.protocol.run_requests import ClaimRequest, ReleaseRequest, StartRequest, StopRequest, UndoRequest
 
 LIFE_S = 300.0  # a claim that takes longer stays, unless another command wants it: then the start is refused, and nothing is stopped
 LOCK_S = 8.0  # the holder of the lock writes some small files; a controller waits 20 s for an answer
@@ -37,50 +40,44 @@ class RefusedError(Refusal):
         super().__init__(message, where=where, hint=hint, kind=kind)
 
 
-def claim(request: JsonObject) -> Claimed:
-    """Take the run for `token`: {"holder": null, "newest": newest attempt known here}, or {"holder": who has it}. Idempotent.
-
-    `request`: run, token, by, doing, process (`homelab.controller.run.process_owner`), age_s (since the claimer began: a stop by hand that is younger
-    ends what it is about), after (newest attempt it knows, null where it is to find out), alone (a launch: no other run may be
-    starting here, or have started since), instead (token of a claim whose owner is dead). Raises RefusedError, OSError.
-    """
-    run, token, age_s = layout.checked(request["run"]), str(request["token"]), float(request["age_s"])
-    with locked(request["workdir"]) as folder:
+def claim(request: ClaimRequest) -> Claimed:
+    """Take the run for `token`: the newest attempt known here, or who has it. Idempotent. Raises RefusedError, OSError."""
+    run, token, age_s = request.run, request.token, request.age_s
+    with locked(request.workdir) as folder:
         _sweep(folder)
         _refuse_stopped(folder, run, age_s)
         _refuse_superseded(request)
-        if request.get("alone"):
-            if os.path.exists(os.path.join(paths.run_dir(request["workdir"], run), "run.json")):
+        if request.alone:
+            if os.path.exists(os.path.join(paths.run_dir(request.workdir, run), "run.json")):
                 raise RefusedError("taken", f"a run called {run} is on this node already", see(run) + "; or launch once more")
             started = files.read_object(os.path.join(folder, ".started")) or {}
             if started.get("run") != run and boot_clock.passed_s(started) <= age_s:
                 return Claimed(holder=_shown(started, started.get("run"), is_started=True))
         for other, other_claim in _claims(folder).items():
-            is_wanted = other == run or request.get("alone")
-            if is_wanted and other_claim.get("token") not in (token, request.get("instead")) and boot_clock.passed_s(other_claim) < LIFE_S:
+            is_wanted = other == run or request.alone
+            if is_wanted and other_claim.get("token") not in (token, request.instead) and boot_clock.passed_s(other_claim) < LIFE_S:
                 return Claimed(holder=_shown(other_claim, other))
-        kept = {key: request.get(key) for key in ("token", "by", "doing", "process")}
-        files.write_json(_file(folder, run), dict(kept, run=run, alone=bool(request.get("alone")), **boot_clock.now()))
+        kept = {"token": token, "by": request.by, "doing": request.doing, "process": request.process}
+        files.write_json(_file(folder, run), dict(kept, run=run, alone=request.alone, **boot_clock.now()))
     return Claimed(holder=None, newest=_newest(request))
 
 
-def release(request: JsonObject) -> JsonObject:
+def release(request: ReleaseRequest | UndoRequest) -> Done:
     """Give up the claim of `token`; every other claim stays."""
-    with locked(request["workdir"]) as folder:
-        is_ours = (files.read_object(_file(folder, request["run"])) or {}).get("token") == request["token"]
-        if is_ours:
-            _remove(_file(folder, request["run"]))
-    return {"released": is_ours}
+    with locked(request.workdir) as folder:
+        if (files.read_object(_file(folder, request.run)) or {}).get("token") == request.token:
+            _remove(_file(folder, request.run))
+    return Done()
 
 
 @contextlib.contextmanager
-def starting(request: JsonObject) -> Iterator[None]:
+def starting(request: StartRequest) -> Iterator[None]:
     """Around the start of a run: with its claim, which is used up then. Raises RefusedError before anything is done without.
 
     Nobody stops or claims meanwhile. A start without a token (of an older controller) needs that nobody else has the run.
     """
-    run, token = layout.checked(request["run"]), request.get("token")
-    with locked(request["workdir"]) as folder:
+    run, token = request.run, request.token
+    with locked(request.workdir) as folder:
         current = files.read_object(_file(folder, run)) or {}
         if token is None and current and boot_clock.passed_s(current) < LIFE_S:
             raise _taken(run, current)
@@ -97,22 +94,22 @@ def starting(request: JsonObject) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def stopping(request: JsonObject) -> Iterator[None]:
+def stopping(request: StopRequest) -> Iterator[None]:
     """The context of a stop. `by_hand`: the holder of the run's claim may not start it any more. With a token it is a recovery's own stop.
 
     Raises RefusedError when another holder has claimed the run, or when the run has gone on after the attempt `after`.
     """
-    run, token = layout.checked(request["run"]), request.get("token")
-    if token is None and not request.get("by_hand"):
+    run, token = request.run, request.token
+    if token is None and not request.by_hand:
         _refuse_superseded(request)
         yield
         return
     with contextlib.ExitStack() as stack:
         try:
-            folder = stack.enter_context(locked(request["workdir"]))
+            folder = stack.enter_context(locked(request.workdir))
         except OSError:  # a disk that is full, or cannot be written: nothing can be claimed or started there either
             folder = None
-        if folder and request.get("by_hand"):
+        if folder and request.by_hand:
             _remove(_file(folder, run))
             with contextlib.suppress(OSError):
                 files.write_json(_mark(folder, run), dict(boot_clock.now(), attempt=_newest(request)))
@@ -125,17 +122,16 @@ def stopping(request: JsonObject) -> Iterator[None]:
         yield
 
 
-def undo(request: JsonObject) -> bool:
+def undo(request: UndoRequest) -> bool:
     """What the claim of `token` has begun: True where it has started the newest attempt (that is to be stopped then). The claim is gone after it."""
-    run = layout.checked(request["run"])
     with contextlib.suppress(OSError, RefusedError):
         release(request)
-    folder = paths.run_dir(request["workdir"], run)
+    folder = paths.run_dir(request.workdir, request.run)
     newest = (paths.attempts(folder) or [0])[-1]
     nodes = os.path.join(paths.attempt_dir(folder, newest), "nodes")
     names = os.listdir(nodes) if os.path.isdir(nodes) else []
     starts = [files.read_object(os.path.join(nodes, name, "start.json")) or {} for name in names]
-    return any(start.get("token") == request["token"] for start in starts)
+    return any(start.get("token") == request.token for start in starts)
 
 
 def holder(workdir: str, run: str) -> Holder | None:
@@ -150,13 +146,13 @@ def stopped_attempt(workdir: str, run: str) -> int | None:
     return attempt if isinstance(attempt, int) and attempt >= 0 else None
 
 
-def was_stopped(request: JsonObject, since_s: float) -> bool:
+def was_stopped(request: RunRequest, since_s: float) -> bool:
     """Whether the run was stopped by hand after `since_s` (of `boot_clock.clock_s`): why a start has failed in which it came."""
-    folder = _folder(request["workdir"])
+    folder = _folder(request.workdir)
     try:
-        with contextlib.suppress(RefusedError), locked(request["workdir"]):
+        with contextlib.suppress(RefusedError), locked(request.workdir):
             pass  # a process that was writing the mark has finished; a frozen process is not waited for: a mark that is there counts
-        return boot_clock.passed_s(files.read_object(_mark(folder, request["run"])) or {}) < boot_clock.clock_s() - since_s
+        return boot_clock.passed_s(files.read_object(_mark(folder, request.run)) or {}) < boot_clock.clock_s() - since_s
     except OSError:
         return False
 
@@ -216,16 +212,16 @@ def _refuse_stopped(folder: str, run: str, age_s: float) -> None:
         raise RefusedError("stopped", f"{run} was stopped by hand {stopped_s:.0f} s ago, while this was under way", goes_on(run))
 
 
-def _refuse_superseded(request: JsonObject) -> None:
-    after, newest = request.get("after"), _newest(request)
-    if after is not None and newest > int(after):
-        message = f"{request['run']} has gone on elsewhere: this node knows attempt {newest} of it"
-        raise RefusedError("superseded", message, see(request["run"]))
+def _refuse_superseded(request: ClaimRequest | StopRequest) -> None:
+    after, newest = request.after, _newest(request)
+    if after is not None and newest > after:
+        message = f"{request.run} has gone on elsewhere: this node knows attempt {newest} of it"
+        raise RefusedError("superseded", message, see(request.run))
 
 
-def _newest(request: JsonObject) -> int:
+def _newest(request: RunRequest) -> int:
     """The newest attempt that this node knows."""
-    return (paths.attempts(paths.run_dir(request["workdir"], request["run"])) or [0])[-1]
+    return (paths.attempts(paths.run_dir(request.workdir, request.run)) or [0])[-1]
 
 
 def _taken(run: str, current: JsonObject) -> RefusedError:

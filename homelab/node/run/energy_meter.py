@@ -18,7 +18,7 @@ from homelab.shared.protocol import files, layout, message
 from homelab.shared.protocol.run_messages import CardJoules, Energies
 
 if TYPE_CHECKING:
-    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.request import RunRequest
 
 EVERY_S = 10.0
 _GAP_S = 3 * EVERY_S  # the machine slept, or the driver did not answer: nothing is known of that time
@@ -119,12 +119,12 @@ def parse(text: str) -> list[tuple[int, str, str, float | None]]:
     return cards
 
 
-def energies(request: JsonObject) -> Energies:
-    """{"attempts": {number: cards}} of this node in a run. `request`: workdir, run, node."""
-    folder = paths.run_dir(request["workdir"], request["run"])
+def energies(request: RunRequest) -> Energies:
+    """{"attempts": {number: cards}} of this node in a run."""
+    folder = paths.run_dir(request.workdir, request.run)
     attempts = {}
     for number in paths.attempts(folder):
-        node_dir = paths.node_dir(folder, number, paths.name_here(folder, number, request["node"]))
+        node_dir = paths.node_dir(folder, number, paths.name_here(folder, number, request.node))
         cards = (files.read_object(os.path.join(node_dir, layout.ENERGY_JSON)) or {}).get("cards")
         if isinstance(cards, list):
             attempts[str(number)] = message.as_written(cards)

@@ -19,7 +19,7 @@ from homelab.shared.protocol import files
 from homelab.shared.protocol.owner_messages import Claimant, Follower, Owner
 
 if TYPE_CHECKING:
-    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.run_requests import FollowRequest
 
 EVERY_S = 2.0  # a word comes every second; a file that often would be too much for an SD card
 # A supervisor that has closed its connection opens another one in a second or two; one that is cut off says nothing.
@@ -28,11 +28,11 @@ _HEARD = "supervisor.heard"
 
 
 class Ear:
-    """Writes down that the supervisor of `request` (by, process) has spoken. A run whose folder is gone is not brought back."""
+    """Writes down that the supervisor that asks has spoken. A run whose folder is gone is not brought back."""
 
-    def __init__(self, folder: str, request: JsonObject) -> None:
+    def __init__(self, folder: str, request: FollowRequest) -> None:
         self._path = os.path.join(folder, _HEARD)
-        self._who = {"by": request.get("by"), "process": request.get("process")}
+        self._who = {"by": request.by, "process": request.process}
         self._at_s = -EVERY_S
 
     def hear(self) -> None:

@@ -16,33 +16,32 @@ from homelab.shared.protocol.run_messages import Described, KnownRun, Reply, Run
 
 if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.request import Request, RunRequest
+    from homelab.shared.protocol.run_requests import PollRequest
 
 MOST_METRICS = 20_000  # lines in one answer, about 8 MB
 
 
-def poll(request: JsonObject) -> Reply:
-    """The poll reply. `request`: workdir, node, run (or null), after_lines {rank: lines known} of lines_of_attempt, tail_lines, attempt (newest), before.
-
-    `before` true: with the curves of what came before this attempt, as the head keeps them.
-    """
-    run = request.get("run")
-    folder = paths.run_dir(request["workdir"], run) if run else None
+def poll(request: PollRequest) -> Reply:
+    """The poll reply."""
+    run = request.run
+    folder = paths.run_dir(request.workdir, run) if run else None
     return Reply(
-        node=request["node"],
+        node=request.node,
         time=time.time(),
         hostname=os.uname().nodename,
         load=utilisation.read(),
         gpus=tuple(message.as_written(card) for card in utilisation.gpus()[1]),
         run=_run(folder, request) if folder and os.path.isdir(folder) else None,
-        supervisor=supervisor_host.state(request["workdir"], run) if run else None,
-        owner=ownership.seen(request["workdir"], run) if run else None,
+        supervisor=supervisor_host.state(request.workdir, run) if run else None,
+        owner=ownership.seen(request.workdir, run) if run else None,
     )
 
 
-def runs(request: JsonObject) -> Runs:
+def runs(request: Request) -> Runs:
     """Every run this node has a folder of, newest first: name, attempt, recipe label, alive, exit, final."""
-    root = os.path.join(paths.expand(request["workdir"]), "runs")
-    alive = processes.of_runs(request["workdir"], request["node"])
+    root = os.path.join(paths.expand(request.workdir), "runs")
+    alive = processes.of_runs(request.workdir, request.node)
     known_runs: list[KnownRun] = []
     # A folder that a person copied to "... (copy)" is not a run.
     for name in sorted(os.listdir(root) if os.path.isdir(root) else [], reverse=True):
@@ -51,7 +50,7 @@ def runs(request: JsonObject) -> Runs:
         if described is None:
             continue
         numbers = paths.attempts(folder)
-        node_dir = paths.node_dir(folder, numbers[-1], paths.name_here(folder, numbers[-1], request["node"])) if numbers else None
+        node_dir = paths.node_dir(folder, numbers[-1], paths.name_here(folder, numbers[-1], request.node)) if numbers else None
         known_runs.append(
             KnownRun(
                 name=name,
@@ -60,15 +59,15 @@ def runs(request: JsonObject) -> Runs:
                 alive=bool(alive.get(name)),
                 exit=message.as_written(files.read_object(os.path.join(node_dir, "exit.json"))) if node_dir else None,
                 final=os.path.exists(os.path.join(folder, "final", "README.md")),
-                busy=ownership.busy(request["workdir"], name),
+                busy=ownership.busy(request.workdir, name),
             )
         )
-    return Runs(runs=tuple(known_runs), secrets_removed=tuple(secret_files.remove_leftovers(request["workdir"])))
+    return Runs(runs=tuple(known_runs), secrets_removed=tuple(secret_files.remove_leftovers(request.workdir)))
 
 
-def describe(request: JsonObject) -> Described:
+def describe(request: RunRequest) -> Described:
     """run.json and the newest plan.json of a run, for a controller that did not launch it. Nulls when unknown."""
-    folder = paths.run_dir(request["workdir"], request["run"])
+    folder = paths.run_dir(request.workdir, request.run)
     numbers = paths.attempts(folder)
     plans = {}
     for number in numbers:
@@ -76,17 +75,17 @@ def describe(request: JsonObject) -> Described:
     return Described(run_json=files.read_object(os.path.join(folder, "run.json")), plans=plans)
 
 
-def _run(folder: str, request: JsonObject) -> RunReply:
+def _run(folder: str, request: PollRequest) -> RunReply:
     numbers = paths.attempts(folder)
-    attempt = int(request.get("attempt") or (numbers[-1] if numbers else 0))
-    node = paths.name_here(folder, attempt, request["node"])
+    attempt = request.attempt or (numbers[-1] if numbers else 0)
+    node = paths.name_here(folder, attempt, request.node)
     node_dir = paths.node_dir(folder, attempt, node)
     agent = attempt_records.agent(node_dir)
-    pids = processes.of_run(os.path.basename(folder), request["workdir"], node)
+    pids = processes.of_run(os.path.basename(folder), request.workdir, node)
     agent_alive = agent is not None and agent["pid"] in pids
     of_node = [rank for rank in attempt_records.plan(folder, attempt)["ranks"] if rank["node"] == node]
     most = MOST_METRICS // max(1, len(of_node))
-    ranks = {int(rank["rank"]): _rank(folder, attempt, node_dir, rank, {**request, "most": most}) for rank in of_node}
+    ranks = {int(rank["rank"]): _rank(folder, attempt, node_dir, rank, request, most) for rank in of_node}
     return RunReply(
         name=os.path.basename(folder),
         as_node=node,
@@ -100,10 +99,10 @@ def _run(folder: str, request: JsonObject) -> RunReply:
         stop_marked_at=_stop_marked_at(node_dir),
         ranks=ranks,
         more=any(len(rank.metrics) == most for rank in ranks.values()),
-        torchrun_tail=tuple(files.tail(os.path.join(node_dir, "err.log"), int(request.get("torchrun_lines", 60)))),
+        torchrun_tail=tuple(files.tail(os.path.join(node_dir, "err.log"), request.torchrun_lines)),
         checkpoints=tuple(manifest.steps(folder)),
         final=os.path.exists(os.path.join(folder, "final", "README.md")),
-        secrets_removed=bool(agent) and not agent_alive and bool(secret_files.remove_leftovers(request["workdir"], request["run"])),
+        secrets_removed=bool(agent) and not agent_alive and bool(secret_files.remove_leftovers(request.workdir, request.run)),
     )
 
 
@@ -119,21 +118,21 @@ def _stop_marked_at(node_dir: str) -> float | None:
     return marked_at if isinstance(marked_at, (int, float)) else None
 
 
-def _rank(folder: str, attempt: int, node_dir: str, rank: JsonObject, request: JsonObject) -> RankReply:
+def _rank(folder: str, attempt: int, node_dir: str, rank: JsonObject, request: PollRequest, most: int) -> RankReply:
     number = str(rank["rank"])
     # Lines that the caller has of another attempt do not count for this one.
-    lines_read = (request.get("after_lines") or {}).get(number, 0) if request.get("lines_of_attempt") in (None, attempt) else 0
-    may_begin_anew = request.get("lines_of_attempt") == attempt  # the caller has counted lines; it is not a request without metrics
+    lines_read = request.after_lines.get(number, 0) if request.lines_of_attempt in (None, attempt) else 0
+    may_begin_anew = request.lines_of_attempt == attempt  # the caller has counted lines; it is not a request without metrics
     home = os.path.join(paths.attempt_dir(folder, attempt), "ranks", number)
     # torchrun names its log folder <rdzv id>_<random>; this attempt has exactly one.
     logs = sorted(glob.glob(os.path.join(glob.escape(node_dir), "logs", "*", "attempt_0", str(rank["local_rank"]))))
-    tail_lines = int(request.get("tail_lines", 20))
+    tail_lines = request.tail_lines
     beat = files.read_object(os.path.join(home, "heartbeat.json"))
     printed = {name: files.tail(os.path.join(logs[-1], f"{name}.log"), tail_lines) if logs else [] for name in ("stdout", "stderr")}
     return RankReply(
         heartbeat=message.as_written(beat),
-        metrics=message.as_written(_metrics(os.path.join(home, "metrics.jsonl"), lines_read, request["most"], may_begin_anew)),
-        before=message.as_written(_metrics(os.path.join(home, "curves.jsonl"), 0, request["most"]) if request.get("before") else ()),
+        metrics=message.as_written(_metrics(os.path.join(home, "metrics.jsonl"), lines_read, most, may_begin_anew)),
+        before=message.as_written(_metrics(os.path.join(home, "curves.jsonl"), 0, most) if request.before else ()),
         log_tail=LogTail(stdout=tuple(printed["stdout"]), stderr=(*_warnings_of_nccl(node_dir, beat, tail_lines), *printed["stderr"])),
         error=message.as_written(files.read_object(os.path.join(home, "error.json"))),
     )

@@ -11,24 +11,25 @@ from homelab.node.run import claims, ownership, secret_files, supervisor_host
 from homelab.node.system import processes
 from homelab.shared.protocol import layout
 from homelab.shared.protocol.errors import Refusal
+from homelab.shared.protocol.message import Done
 from homelab.shared.protocol.result_messages import RunFolder, RunFolders
 
 if TYPE_CHECKING:
-    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.request import Request, RunRequest
 
 _REMOVED = ".removed-"  # no name of a run begins so: a removal that was cut off is finished by the next one
 
 
-def weigh(request: JsonObject) -> RunFolders:
-    """Run -> bytes on this disk, whether a trained model is in it, and who is at work on it ("" for nobody). `request`: workdir, node."""
-    root = os.path.join(paths.expand(request["workdir"]), layout.RUNS)
-    alive = processes.of_runs(request["workdir"], request["node"])
+def weigh(request: Request) -> RunFolders:
+    """Run -> bytes on this disk, whether a trained model is in it, and who is at work on it ("" for nobody)."""
+    root = os.path.join(paths.expand(request.workdir), layout.RUNS)
+    alive = processes.of_runs(request.workdir, request.node)
     known: dict[str, RunFolder] = {}
     for name in sorted(os.listdir(root) if os.path.isdir(root) else []):
         folder = os.path.join(root, name)
         if layout.is_usable(name) and os.path.isfile(os.path.join(folder, layout.RUN_JSON)):
             has_final = os.path.exists(os.path.join(folder, layout.FINAL, "README.md"))
-            known[name] = RunFolder(bytes=_bytes_in(folder), final=has_final, busy=_busy(request["workdir"], name, alive))
+            known[name] = RunFolder(bytes=_bytes_in(folder), final=has_final, busy=_busy(request.workdir, name, alive))
     return RunFolders(runs=known)
 
 
@@ -54,12 +55,12 @@ def _busy(workdir: str, run: str, alive: dict[str, list[int]]) -> str:
     return ownership.busy(workdir, run)
 
 
-def remove(request: JsonObject) -> JsonObject:
-    """Remove a run's folders from this node. `request`: workdir, node, run. Idempotent. Raises Refusal for a run that somebody is at work on."""
-    workdir, run = request["workdir"], layout.checked(request["run"])
+def remove(request: RunRequest) -> Done:
+    """Remove a run's folders from this node. Idempotent. Raises Refusal for a run that somebody is at work on."""
+    workdir, run = request.workdir, request.run
     folder = paths.run_dir(workdir, run)
     with claims.locked(workdir):  # nobody starts it meanwhile
-        busy = _busy(workdir, run, processes.of_runs(workdir, request["node"]))
+        busy = _busy(workdir, run, processes.of_runs(workdir, request.node))
         if busy:
             raise Refusal(f"{run} is not removed: {busy}", where=folder, hint=f"homelab stop {run}")
         secret_files.remove(folder)
@@ -70,7 +71,7 @@ def remove(request: JsonObject) -> JsonObject:
         for name in os.listdir(root) if os.path.isdir(root) else []:
             if name.startswith(_REMOVED):
                 shutil.rmtree(os.path.join(root, name), ignore_errors=True)
-    return {"removed": run}
+    return Done()
 
 
 def _free_name(place: str) -> str:

@@ -19,7 +19,7 @@ from homelab.shared.protocol import files
 from homelab.shared.protocol.run_messages import Stacks
 
 if TYPE_CHECKING:
-    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.request import RunRequest
 
 _WAIT_S = 1.0
 _DUMP_WAIT_S = 3.0  # its thread looks once a second
@@ -27,15 +27,15 @@ _CARDS_S = 5.0
 _LINES = 200
 
 
-def stacks(request: JsonObject) -> Stacks:
+def stacks(request: RunRequest) -> Stacks:
     """{"ranks": {rank: [lines]}, "cards": [lines of nvidia-smi], "dumps": [files of NCCL's flight recorder on this node]}.
 
     Of the newest attempt; no lines for a rank that cannot answer (frozen, or gone).
     """
-    folder = paths.run_dir(request["workdir"], request["run"])
+    folder = paths.run_dir(request.workdir, request.run)
     attempt = (paths.attempts(folder) or [0])[-1]
-    node = paths.name_here(folder, attempt, request["node"])
-    pids = processes.of_run(request["run"], request["workdir"], node)
+    node = paths.name_here(folder, attempt, request.node)
+    pids = processes.of_run(request.run, request.workdir, node)
     sizes_before = {}
     for rank in attempt_records.plan(folder, attempt)["ranks"]:
         home = os.path.join(paths.attempt_dir(folder, attempt), "ranks", str(rank["rank"]))

@@ -26,17 +26,18 @@ if TYPE_CHECKING:
     from typing import Any
 
     from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.run_requests import FollowRequest
 
 INTERVAL_S = 0.1
 BEAT_S = 1.0
 
 
-def follow(request: JsonObject) -> None:
-    """Print JSON lines (`run_messages.StatusLine`) until stdin closes. `request`: workdir, node, run, attempt, and who asks: by, process.
+def follow(request: FollowRequest) -> None:
+    """Print JSON lines (`run_messages.StatusLine`) until stdin closes.
 
     Lines that come in are the asker's signs of life (`homelab.node.run.isolation_guard`, `homelab.node.run.ownership`).
     """
-    follower = StatusFollower(request["workdir"], request["run"], int(request["attempt"]), request["node"])
+    follower = StatusFollower(request.workdir, request.run, request.attempt, request.node)
     ear = ownership.Ear(follower.folder, request)
     ended = threading.Event()
 

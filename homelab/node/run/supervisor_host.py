@@ -22,13 +22,15 @@ from homelab.node.storage import transfer
 from homelab.node.system import processes, programs
 from homelab.shared.protocol import files, layout, lock, message
 from homelab.shared.protocol.errors import Refusal
+from homelab.shared.protocol.message import Done
 from homelab.shared.protocol.run_messages import SupervisorLook, SupervisorReply
 from homelab.shared.protocol.supervisor_messages import SupervisorEnded, SupervisorNeeds, SupervisorReach, SupervisorStarted
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.request import RunRequest
+    from homelab.shared.protocol.supervisor_messages import EndRequest, NeedsRequest, PlaceRequest
 
 _EVENTS = 50  # the newest events; a reader that asks too seldom misses older ones
 _START_S = 30.0  # imports are slow on a node that trains on all its cores
@@ -36,18 +38,18 @@ _TRY_S = 60.0
 _MOST_COPIED_BYTES = 64 << 20
 
 
-def needs(request: JsonObject) -> SupervisorNeeds:
+def needs(request: NeedsRequest) -> SupervisorNeeds:
     """This Python, and the versions of those of `packages` (names of distributions) that it has."""
     import importlib.metadata  # here, and tarfile below: `poll` asks this module often, and only for `state`
 
     versions = {}
-    for name in request["packages"]:
+    for name in request.packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(str(name))
+            versions[name] = importlib.metadata.version(name)
     return SupervisorNeeds(python=sys.executable, version=sys.version_info[:3], packages=versions)
 
 
-def put(request: JsonObject, stream: BinaryIO) -> JsonObject:
+def put(request: PlaceRequest, stream: BinaryIO) -> Done:
     """Unpack a tar of plain files into the folder, which only this user may read."""
     import tarfile
 
@@ -64,18 +66,18 @@ def put(request: JsonObject, stream: BinaryIO) -> JsonObject:
             assert source is not None  # it is a file
             with open(target, "wb") as out:
                 shutil.copyfileobj(source, out)
-    return {"folder": folder}
+    return Done()
 
 
-def discard(request: JsonObject) -> JsonObject:
+def discard(request: PlaceRequest) -> Done:
     """Remove the folder, unless a supervisor was started in it before."""
     folder = _folder(request)
     if not os.path.isdir(os.path.join(folder, "runs")):
         shutil.rmtree(folder, ignore_errors=True)
-    return {"folder": folder}
+    return Done()
 
 
-def reach(request: JsonObject) -> SupervisorReach:
+def reach(request: PlaceRequest) -> SupervisorReach:
     """{"errors": {node: None or what is in the way}}: every node of the cluster file, over the connection that the supervisor will use."""
     command = [sys.executable, "-m", "homelab.controller.remote.reach", _cluster(_folder(request))]
     try:
@@ -91,14 +93,14 @@ def reach(request: JsonObject) -> SupervisorReach:
         raise Refusal(f"homelab's own program does not run with this Python: {last[:500]}", where=sys.executable) from None
 
 
-def start(request: JsonObject) -> SupervisorStarted:
+def start(request: PlaceRequest) -> SupervisorStarted:
     """Start the supervisor detached; answers once it has its lock, or was not needed any more. Raises ValueError with its last words."""
-    run, folder = layout.checked(request["run"]), _folder(request)
+    run, folder = request.run, _folder(request)
     run_folder = os.path.join(folder, "runs", run)
     log = os.path.join(run_folder, "supervisor.log")
     if _is_held(folder, run):
         return SupervisorStarted(log=log)
-    _link_data(request["workdir"], run_folder)
+    _link_data(request.workdir, run_folder)
     command = [sys.executable, "-m", "homelab", "supervise", run, "--cluster", _cluster(folder), "--runs-dir", os.path.join(folder, "runs")]
     with open(log, "ab") as out:
         process = programs.detached(command, folder, _environment(request), out)
@@ -113,9 +115,9 @@ def start(request: JsonObject) -> SupervisorStarted:
     raise Refusal((files.tail(log, 1) or [f"it took no lock within {_START_S:.0f} s"])[0], where=log)
 
 
-def look(request: JsonObject) -> SupervisorLook:
+def look(request: RunRequest) -> SupervisorLook:
     """Its own record, None when none was ever started here; and who acts on the run, as far as this node sees it."""
-    return SupervisorLook(supervisor=state(request["workdir"], request["run"]), owner=ownership.seen(request["workdir"], request["run"]))
+    return SupervisorLook(supervisor=state(request.workdir, request.run), owner=ownership.seen(request.workdir, request.run))
 
 
 def state(workdir: str, run: str) -> SupervisorReply | None:
@@ -138,15 +140,15 @@ def state(workdir: str, run: str) -> SupervisorReply | None:
     )
 
 
-def end(request: JsonObject) -> SupervisorEnded:
+def end(request: EndRequest) -> SupervisorEnded:
     """End it as Ctrl-C does (a start that is under way is undone), after `grace_s` by force. Idempotent."""
-    run, folder = layout.checked(request["run"]), _folder(request)
+    run, folder = request.run, _folder(request)
     pids = _pids(folder)
     if not pids:
         return SupervisorEnded(left=())
     processes.signal_all(pids, signal.SIGINT)
     processes.signal_all(pids, signal.SIGCONT)
-    left = _wait_for(pids, float(request.get("grace_s", 20.0)))
+    left = _wait_for(pids, request.grace_s)
     processes.signal_all(left, signal.SIGKILL)
     left = _wait_for(left, 5.0)
     file = os.path.join(folder, "runs", run, "supervisor.json")
@@ -156,17 +158,17 @@ def end(request: JsonObject) -> SupervisorEnded:
     return SupervisorEnded(left=tuple(left))
 
 
-def _folder(request: JsonObject) -> str:
-    return paths.supervised_dir(request["workdir"], request["run"])
+def _folder(request: RunRequest) -> str:
+    return paths.supervised_dir(request.workdir, request.run)
 
 
 def _cluster(folder: str) -> str:
     return os.path.join(folder, "cluster.toml")
 
 
-def _environment(request: JsonObject) -> dict[str, str]:
+def _environment(request: PlaceRequest) -> dict[str, str]:
     """The shipped program in place of the agent that answers here."""
-    code = paths.expand(request["code"])
+    code = paths.expand(request.code)
     if not os.path.exists(os.path.join(code, "complete")):
         raise ValueError(f"the supervisor's program is not there: {code}")
     return dict(os.environ, PYTHONPATH=code, PYTHONUNBUFFERED="1")
@@ -177,7 +179,7 @@ def _link_data(workdir: str, run_folder: str) -> None:
     described = files.read_json(os.path.join(run_folder, "run.json")) or {}
     for entry in (described.get("data") or {}).values():
         if entry and entry.get("sent") == "shipped":
-            source = transfer.data_path(dict(entry, workdir=workdir))
+            source = transfer.data_path(workdir, entry)
             place = os.path.join(run_folder, "code", layout.place_inside(entry))
             if os.path.exists(source) and not os.path.lexists(place):
                 os.makedirs(os.path.dirname(place), exist_ok=True)

@@ -20,58 +20,60 @@ from homelab.node.run import attempt_records, claims, energy_meter, isolation_gu
 from homelab.node.storage import program_checkpoints
 from homelab.node.system import boot_clock, processes, programs, utilisation
 from homelab.shared.protocol import files, layout, message
+from homelab.shared.protocol.message import Done
 from homelab.shared.protocol.run_messages import Exit, Stopped
+from homelab.shared.protocol.run_requests import StopRequest
 
 if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.run_requests import StartRequest, UndoRequest
 
 
-def start(request: JsonObject) -> JsonObject:
+def start(request: StartRequest) -> Done:
     """Write the run's files and start the detached watcher. Answers once torchrun runs, or with its start error.
 
-    `request`: workdir, run, attempt, node, run_json, plan_json, command, environment, secrets, token (of the claim on the run).
     Raises ValueError for a request that cannot be, claims.RefusedError where the run is not the asker's, OSError where the disk refuses.
     """
-    run, attempt, node = layout.checked(request["run"]), int(request["attempt"]), layout.checked(request["node"])
-    folder = paths.run_dir(request["workdir"], run)
+    run, attempt, node = request.run, request.attempt, layout.checked(request.node)
+    folder = paths.run_dir(request.workdir, run)
     node_dir = paths.node_dir(folder, attempt, node)
     began_s = boot_clock.clock_s()
     with claims.starting(request):
         watcher = _start_watcher(request, run, attempt, folder, node_dir)
     try:
-        return _started(watcher, node_dir, folder)
+        _wait_for_torchrun(watcher, node_dir)
     except OSError:
         if claims.was_stopped(request, began_s):
             raise claims.RefusedError("stopped", f"{run} was stopped by hand while it was being started", claims.goes_on(run)) from None
         raise
+    return Done()
 
 
-def _start_watcher(request: JsonObject, run: str, attempt: int, folder: str, node_dir: str) -> subprocess.Popen[bytes]:
+def _start_watcher(request: StartRequest, run: str, attempt: int, folder: str, node_dir: str) -> subprocess.Popen[bytes]:
     if os.path.exists(os.path.join(node_dir, "agent.json")):
         raise claims.RefusedError("taken", f"attempt {attempt} of {run} was started on this node already", claims.see(run))
     newest = (paths.attempts(folder) or [0])[-1]
     if newest > attempt:  # a controller that was cut off does not know that the run has continued
         reason = f"attempt {attempt} of {run} is over: this node knows attempt {newest}"
         raise claims.RefusedError("superseded", reason, claims.see(run))
-    files.write_json(os.path.join(folder, "run.json"), request["run_json"])
-    files.write_json(os.path.join(paths.attempt_dir(folder, attempt), "plan.json"), request["plan_json"])
-    if request["run_json"].get("recipe", {}).get("script"):
-        program_checkpoints.restore(folder, int(request["plan_json"].get("resume_step") or 0))
-    secret_files.put(folder, request.get("secrets") or {})
-    start = {key: request[key] for key in ("command", "environment", "run", "node")}
-    files.write_json(os.path.join(node_dir, "start.json"), dict(start, attempt=attempt, token=request.get("token")))
-    own = {"HOMELAB_RUN": run, "HOMELAB_NODE": request["node"], "HOMELAB_ATTEMPT": str(attempt), "HOMELAB_RUN_DIR": folder}
+    files.write_json(os.path.join(folder, "run.json"), request.run_json)
+    files.write_json(os.path.join(paths.attempt_dir(folder, attempt), "plan.json"), request.plan_json)
+    if request.run_json.get("recipe", {}).get("script"):
+        program_checkpoints.restore(folder, int(request.plan_json.get("resume_step") or 0))
+    secret_files.put(folder, request.secrets)
+    start = {"command": request.command, "environment": request.environment, "run": run, "node": request.node}
+    files.write_json(os.path.join(node_dir, "start.json"), dict(start, attempt=attempt, token=request.token))
+    own = {"HOMELAB_RUN": run, "HOMELAB_NODE": request.node, "HOMELAB_ATTEMPT": str(attempt), "HOMELAB_RUN_DIR": folder}
     with open(os.path.join(node_dir, "agent.log"), "ab") as log:
         return programs.detached([sys.executable, "-m", "homelab.node", "watch", node_dir], folder, {**os.environ, **own}, log)
 
 
-def _started(watcher: subprocess.Popen[bytes], node_dir: str, folder: str) -> JsonObject:
-    """What `start` answers, once torchrun runs. Raises OSError."""
+def _wait_for_torchrun(watcher: subprocess.Popen[bytes], node_dir: str) -> None:
+    """Until torchrun runs. Raises OSError where it does not."""
     deadline = time.monotonic() + 20.0
     while time.monotonic() < deadline:
-        agent = files.read_json(os.path.join(node_dir, "agent.json"))
-        if agent:
-            return {"agent_pid": agent["pid"], "torchrun_pid": agent["torchrun_pid"], "run_dir": folder}
+        if files.read_json(os.path.join(node_dir, "agent.json")):
+            return
         ended = files.read_json(os.path.join(node_dir, "exit.json"))
         if ended:
             raise OSError(f"torchrun did not start: {ended.get('error') or f'see {node_dir}'}")
@@ -158,31 +160,26 @@ def _write_exit(node_dir: str, end: Exit) -> None:
         sys.exit(error.errno or 1)
 
 
-def mark_stop(request: JsonObject) -> JsonObject:
-    """Write down that a stop is meant, before anything is signalled: ranks whose peers were stopped first will fail.
-
-    `request`: workdir, run, node, and what `claims.stopping` tells a stop by hand from that of a recovery.
-    """
+def mark_stop(request: StopRequest) -> Done:
+    """Write down that a stop is meant, before anything is signalled: ranks whose peers were stopped first will fail."""
     with claims.stopping(request):
         node_dir = _unfinished(request)
         if node_dir is not None:
             files.write_json(os.path.join(node_dir, "stop"), {"time": time.time()})
-    return {"marked": node_dir is not None}
+    return Done()
 
 
-def stop(request: JsonObject) -> Stopped:
+def stop(request: StopRequest) -> Stopped:
     """End a run on this node and verify that nothing of it is left. Idempotent; a run this node does not know is stopped.
 
-    A full disk does not prevent the stop: records that cannot be written are left out. "made_in": the workdir in which the run's
-    folder was made here, where that may be another one than today's. "as_nodes": the names under which this machine has taken part
-    in the run.
+    A full disk does not prevent the stop: records that cannot be written are left out.
     """
     frozen = None
     try:
         with contextlib.suppress(OSError):
             mark_stop(request)
     except claims.RefusedError as error:
-        if error.kind != "frozen" or not request.get("by_hand"):
+        if error.kind != "frozen" or not request.by_hand:
             raise
         frozen = error
     outcome = _stop_everywhere(request)
@@ -191,12 +188,12 @@ def stop(request: JsonObject) -> Stopped:
     return outcome
 
 
-def _stop_everywhere(request: JsonObject) -> Stopped:
+def _stop_everywhere(request: StopRequest) -> Stopped:
     outcome = _stop(request)
-    made_in = request.get("made_in")
-    if made_in and os.path.realpath(paths.expand(made_in)) != os.path.realpath(paths.expand(request["workdir"])):
-        moved = dict(request, workdir=made_in)
-        if os.path.isdir(paths.run_dir(made_in, request["run"])):
+    made_in = request.made_in
+    if made_in and os.path.realpath(paths.expand(made_in)) != os.path.realpath(paths.expand(request.workdir)):
+        moved = request.replace(workdir=made_in)
+        if os.path.isdir(paths.run_dir(made_in, request.run)):
             with contextlib.suppress(OSError):
                 mark_stop(moved)
         moved_outcome = _stop(moved)
@@ -210,10 +207,9 @@ def _stop_everywhere(request: JsonObject) -> Stopped:
     return outcome
 
 
-def _stop(request: JsonObject) -> Stopped:
-    run, folder = layout.checked(request["run"]), paths.run_dir(request["workdir"], request["run"])
-    node, grace_s = layout.checked(request["node"]), float(request.get("grace_s", 8.0))
-    outcome = processes.end_run(run, request["workdir"], node, grace_s=grace_s, ranks=attempt_records.rank_pids(folder))
+def _stop(request: StopRequest) -> Stopped:
+    folder, node = paths.run_dir(request.workdir, request.run), layout.checked(request.node)
+    outcome = processes.end_run(request.run, request.workdir, node, grace_s=request.grace_s, ranks=attempt_records.rank_pids(folder))
     if outcome.asked:
         utilisation.wait_for_cards()
     secret_files.remove(folder)
@@ -225,22 +221,22 @@ def _stop(request: JsonObject) -> Stopped:
             files.write_json(os.path.join(node_dir, "exit.json"), end)
     names = [paths.names_here(folder, number) for number in paths.attempts(folder)]
     # Where nodes share a disk all their names are there, and this machine speaks for its own.
-    own = {name for node_names in names for name in node_names if len(node_names) == 1 or name == request["node"]}
+    own = {name for node_names in names for name in node_names if len(node_names) == 1 or name == request.node}
     return outcome.replace(as_nodes=tuple(sorted(own)))
 
 
-def undo(request: JsonObject) -> Stopped:
+def undo(request: UndoRequest) -> Stopped:
     """A start that did not come to its end on all nodes: end what it has begun here, and nothing of anybody else."""
     if claims.undo(request):
-        return stop({key: value for key, value in request.items() if key != "token"})
+        return stop(StopRequest(node=request.node, workdir=request.workdir, run=request.run, grace_s=request.grace_s))
     return Stopped(asked=0, killed=0, left=())
 
 
-def _unfinished(request: JsonObject) -> str | None:
+def _unfinished(request: StopRequest) -> str | None:
     """This node's folder of the newest attempt, when it was begun here and has not written how it ended; else None."""
-    folder = paths.run_dir(request["workdir"], request["run"])
+    folder = paths.run_dir(request.workdir, request.run)
     newest = next(reversed(paths.attempts(folder)), None)
     if newest is None:
         return None
-    node_dir = paths.node_dir(folder, newest, paths.name_here(folder, newest, request["node"]))
+    node_dir = paths.node_dir(folder, newest, paths.name_here(folder, newest, request.node))
     return node_dir if os.path.isdir(node_dir) and not os.path.exists(os.path.join(node_dir, "exit.json")) else None

@@ -13,29 +13,28 @@ from homelab.shared.protocol.errors import Refusal
 if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
-    from homelab.shared.protocol.files import JsonObject
-    from homelab.shared.protocol.setup_messages import SetupReceived
+    from homelab.shared.protocol.setup_messages import FetchRequest, SetupReceived
 
 _SILENT_S = 20.0  # until a connection is there, and between two blocks of bytes
 _HINT = "homelab setup"
 
 
-def download(request: JsonObject) -> SetupReceived:
-    """The next bytes of a file, as `pieces.receive`. `request`: what is said there (for a file of a model: `model_folder.receive`), url, most (bytes).
+def download(request: FetchRequest) -> SetupReceived:
+    """The next bytes of a file, as `pieces.receive` and `model_folder.receive`.
 
     Raises Refusal (kind "silent") where the server cannot be reached, or sends no parts of files.
     """
-    url, first = str(request["url"]), int(request["offset"])
+    url, first = request.url, request.offset
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"not an address on a network: {url!r}")
-    last = min(first + int(request["most"]), int(request["size"])) - 1
+    last = min(first + request.most, request.size) - 1
     question = urllib.request.Request(url, headers={"Range": f"bytes={first}-{last}", "Accept-Encoding": "identity"})
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler(request.get("proxies") or None))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler(request.proxies or None))
     try:
         with opener.open(question, timeout=_SILENT_S) as response:
-            if response.status != 206 and (first, last + 1) != (0, request["size"]):
+            if response.status != 206 and (first, last + 1) != (0, request.size):
                 raise Refusal("the server does not send parts of files", where=url, hint=_HINT, kind="silent")
-            into = model_folder.receive if "model" in request else pieces.receive
+            into = model_folder.receive if request.model else pieces.receive
             return into(request, _Body(response, url))  # type: ignore[arg-type]
     except urllib.error.URLError as error:
         raise Refusal(

@@ -14,19 +14,19 @@ from homelab.shared.protocol.digest import file_sha256
 from homelab.shared.protocol.setup_messages import SetupState
 
 if TYPE_CHECKING:
-    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.setup_messages import LookRequest
 
 _PYTHONS = ("python3.14", "python3.13", "python3.12", "python3.11", "python3")
 _ASK = "import platform, sys; print(platform.python_implementation(), '%d.%d' % sys.version_info[:2], platform.python_version())"
 _METADATA = re.compile(r"(.+)-([^-]+)\.dist-info")
 
 
-def look(request: JsonObject) -> SetupState:
-    """`request`: environment (folder), files ({name in setup's folder: sha256}, read to their ends)."""
-    environment = os.path.expanduser(request["environment"])
+def look(request: LookRequest) -> SetupState:
+    """What is installed, and which of the files are here, read to their ends."""
+    environment = os.path.expanduser(request.environment)
     made = record.read()
     there = os.path.lexists(environment) and not _is_empty(environment)
-    wanted = request.get("files") or {}
+    wanted = request.files
     return SetupState(
         machine=platform.machine(),
         libc=" ".join(platform.libc_ver()).strip(),

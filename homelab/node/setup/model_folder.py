@@ -21,7 +21,7 @@ from homelab.shared.protocol.setup_messages import ModelState, SetupReceived
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.setup_messages import ModelRequest, PieceRequest
 
 _FILE = re.compile(r"\w[\w.+-]{0,200}")
 _DATA_FOLDERS = 3  # of a data set, its configuration and its version
@@ -29,12 +29,12 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LIMIT_S = 3000.0  # a large model is read to its end once; afterwards its digest is kept
 
 
-def look(request: JsonObject) -> ModelState:
-    """`request`: model (path or hub name), commit ("" for a path), workdir, files ({name: sha256})."""
-    folder = place(request["model"], request["commit"])
-    kept = digests.Kept(request["workdir"], _LIMIT_S)
+def look(request: ModelRequest) -> ModelState:
+    """Which of the files are here, read to their ends."""
+    folder = place(request.model, request.commit)
+    kept = digests.Kept(request.workdir, _LIMIT_S)
     good = []
-    for name, sha256 in request["files"].items():
+    for name, sha256 in request.files.items():
         path = os.path.join(folder, name)
         try:
             if _FILE.fullmatch(name) and os.path.isfile(path) and kept.of(path, deep=True)["sha256"] == sha256:
@@ -42,28 +42,28 @@ def look(request: JsonObject) -> ModelState:
         except OSError:  # it cannot be read, and is sent again
             continue
     kept.save()
-    is_ours = bool(request["commit"]) or folder in record.read()["folders"]
-    others = [] if is_ours else [name for name in request["files"] if name not in good and os.path.lexists(os.path.join(folder, name))]
-    partial = {name: size for name, sha256 in request["files"].items() if (size := pieces.partial_size(sha256, folder))}
+    is_ours = request.commit or folder in record.read()["folders"]
+    others = [] if is_ours else [name for name in request.files if name not in good and os.path.lexists(os.path.join(folder, name))]
+    partial = {name: size for name, sha256 in request.files.items() if (size := pieces.partial_size(sha256, folder))}
     return ModelState(
         folder=folder, good=tuple(sorted(good)), others=tuple(sorted(others)), partial=partial, disk_free=installed.disk_free(folder)
     )
 
 
-def receive(request: JsonObject, stream: BinaryIO) -> SetupReceived:
-    """The next bytes of one file, as `pieces.receive`. `request`: model and commit, and what is said there.
+def receive(request: PieceRequest, stream: BinaryIO) -> SetupReceived:
+    """The next bytes of one file, as `pieces.receive`.
 
     A folder that was not there before is written down for teardown. Raises ValueError for a name that is no plain file name.
     """
-    name = checked_name(request["name"])
-    folder = place(request["model"], request["commit"])
+    name = checked_name(request.name)
+    folder = place(request.model, request.commit)
     if not os.path.isdir(folder):
         record.note(folder)
     answer = pieces.receive_into(folder, name, request, stream)
     with contextlib.suppress(OSError):
         os.rmdir(os.path.join(folder, "partial"))  # unless a file is still coming
-    if request["commit"] and not request["model"].startswith("data:"):
-        _name_commit(os.path.dirname(os.path.dirname(folder)), request["commit"])
+    if request.commit and not request.model.startswith("data:"):
+        _name_commit(os.path.dirname(os.path.dirname(folder)), request.commit)
     return answer
 
 

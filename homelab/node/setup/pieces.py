@@ -14,36 +14,36 @@ from homelab.shared.protocol.setup_messages import SetupReceived
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.setup_messages import PieceRequest
 
 _NAMES = re.compile(r"uv\.whl|python\.tar\.gz|requirements\.txt|wheels/\w[\w.+!-]*\.whl")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def receive(request: JsonObject, stream: BinaryIO) -> SetupReceived:
-    """The next bytes of a file; the answer says from where to go on. `request`: name, sha256, size (of all of it), offset (of these bytes).
+def receive(request: PieceRequest, stream: BinaryIO) -> SetupReceived:
+    """The next bytes of a file; the answer says from where to go on.
 
     Never more bytes than `size` are written, whatever is sent.
     Bytes that do not go on where the last ones ended are left out. A file that is not what was promised is removed, and begins at 0 again.
     No lock is held: a sender that has lost its network would hold it for hours. Two senders write the same bytes to the same places.
     """
     record.note(record.folder())
-    target = place(request["name"])
+    target = place(request.name)
     os.makedirs(os.path.dirname(target), exist_ok=True)
     return receive_into(record.folder(), os.path.relpath(target, record.folder()), request, stream)
 
 
-def receive_into(folder: str, name: str, request: JsonObject, stream: BinaryIO) -> SetupReceived:
+def receive_into(folder: str, name: str, request: PieceRequest, stream: BinaryIO) -> SetupReceived:
     """The same for a file of this name in a folder of this node; partial files lie in the folder, so that a rename is enough in the end."""
-    target, partial = os.path.join(folder, name), _partial(request["sha256"], folder)
+    target, partial = os.path.join(folder, name), _partial(request.sha256, folder)
     os.makedirs(os.path.dirname(partial), exist_ok=True)
-    have = partial_size(request["sha256"], folder)
-    if have < request["offset"]:
+    have = partial_size(request.sha256, folder)
+    if have < request.offset:
         return SetupReceived(have=have)
     with open(partial, "r+b" if os.path.exists(partial) else "wb") as out:
-        out.truncate(request["offset"])
-        out.seek(request["offset"])
-        left = request["size"] - request["offset"]
+        out.truncate(request.offset)
+        out.seek(request.offset)
+        left = request.size - request.offset
         while left > 0 and (block := stream.read(min(1 << 20, left))):
             out.write(block)
             left -= len(block)
@@ -51,9 +51,9 @@ def receive_into(folder: str, name: str, request: JsonObject, stream: BinaryIO) 
         os.fsync(out.fileno())
         have = out.tell()
         is_longer = left <= 0 and bool(stream.read(1))
-    if have < request["size"]:
+    if have < request.size:
         return SetupReceived(have=have)
-    if is_longer or have > request["size"] or file_sha256(partial) != request["sha256"]:
+    if is_longer or have > request.size or file_sha256(partial) != request.sha256:
         os.unlink(partial)
         return SetupReceived(have=0)
     os.chmod(partial, 0o600)

@@ -19,25 +19,25 @@ from homelab.shared.protocol.setup_messages import SetupShared
 
 if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.setup_messages import ShareRequest
 
 _PART = re.compile(r"bytes=(\d+)-(\d+)")
 _LIMIT_S = 4 * 3600.0
 _BLOCK_BYTES = 1 << 20
 
 
-def share(request: JsonObject) -> None:
+def share(request: ShareRequest) -> None:
     """Serve until stdin ends. First line out: {"address", "port", "token"}; a file is at http://ADDRESS:PORT/TOKEN/SHA256.
 
-    `request`: address ("": the one that the controller has connected to), files ({sha256: {"name"} of `pieces.place`, or {"name", "model", "commit"}}).
     Who knows no token gets nothing; who gets a file compares its sha256. Raises Refusal where nothing can be served.
     """
-    address = request["address"] or (os.environ.get("SSH_CONNECTION", "").split() + ["", "", ""])[2]
+    address = request.address or (os.environ.get("SSH_CONNECTION", "").split() + ["", "", ""])[2]
     if not address:  # an empty one would mean all of them
         raise Refusal(
             "this node does not know its address on the LAN", where="lan_address in cluster.toml", hint="homelab setup", kind="silent"
         )
     token = secrets.token_hex(16)
-    places = {f"/{token}/{sha256}": _place(entry) for sha256, entry in request["files"].items()}
+    places = {f"/{token}/{sha256}": _place(entry) for sha256, entry in request.files.items()}
     try:
         server = _Server((address, 0), places)
     except OSError as error:

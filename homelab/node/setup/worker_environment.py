@@ -14,37 +14,35 @@ from homelab.node.setup import installed, pieces, record
 from homelab.shared.protocol import files
 from homelab.shared.protocol.digest import file_sha256
 from homelab.shared.protocol.errors import Refusal
-from homelab.shared.protocol.setup_messages import SetupMade, SetupRemoved
+from homelab.shared.protocol.setup_messages import LookRequest, SetupMade, SetupRemoved
 
 if TYPE_CHECKING:
-    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.request import Request
+    from homelab.shared.protocol.setup_messages import MakeRequest
 
 ARCHIVE = "python.tar.gz"
 _UV_LIMIT_S = 3000.0  # below the controller's limit, so that the reason is told
 
 
-def make(request: JsonObject) -> SetupMade:
+def make(request: MakeRequest) -> SetupMade:
     """Install exactly what requirements.txt says.
-
-    `request`: environment (folder), python and version (to make it with: a path, or "" for the one that was sent, and "3.12"), lock (digest
-    of requirements.txt), is_closed (false: it holds less than its packages name, as for Unsloth).
 
     An environment whose installation was cut off, that was changed since, or that has another Python, is made anew: half a package can look
     like a whole one. uv changes only one that holds another lock whole.
     Raises Refusal where the folder was not made by setup, or uv fails.
     """
-    environment = os.path.expanduser(request["environment"])
+    environment = os.path.expanduser(request.environment)
     with record.held() as lock:
         made = record.read()
         if os.path.lexists(environment) and environment not in made["folders"] and os.listdir(environment):
             raise Refusal("this environment was not made by homelab setup", where=environment, hint="move it away, then: homelab setup")
-        there = installed.look({"environment": environment}).environment_python
-        keeps = made["locks"].get(environment, "") not in ("", request["lock"]) and there.startswith(request["version"] + ".")
+        there = installed.look(LookRequest(environment=environment)).environment_python
+        keeps = made["locks"].get(environment, "") not in ("", request.lock) and there.startswith(request.version + ".")
         _unpack_uv()
         made = record.note(environment)
         record.write({**made, "locks": {**made["locks"], environment: ""}})
         if not keeps:
-            _uv(lock, "venv", "--clear", "--python", request["python"] or unpack(request["version"]), environment)
+            _uv(lock, "venv", "--clear", "--python", request.python or unpack(request.version), environment)
         wheels = os.path.join(record.folder(), "wheels")
         os.makedirs(wheels, exist_ok=True)
         python = os.path.join(environment, "bin", "python")
@@ -58,21 +56,21 @@ def make(request: JsonObject) -> SetupMade:
                 shutil.rmtree(environment, ignore_errors=True)
                 shutil.rmtree(os.path.join(record.folder(), "cache"), ignore_errors=True)
             raise
-        if request["is_closed"]:
+        if request.is_closed:
             said += _uv(lock, "pip", "check", "--python", python)
         _remove_other_wheels(wheels)
         shutil.rmtree(os.path.join(record.folder(), "cache"), ignore_errors=True)  # its files have a second name in the environment
-        record.write({**made, "locks": {**made["locks"], environment: request["lock"]}})
-    return SetupMade(packages=installed.look({"environment": environment}).packages, said=tuple(said[-20:]))
+        record.write({**made, "locks": {**made["locks"], environment: request.lock}})
+    return SetupMade(packages=installed.look(LookRequest(environment=environment)).packages, said=tuple(said[-20:]))
 
 
-def remove(request: JsonObject) -> SetupRemoved:
-    """Remove what the record lists, and the record. `left`: folders that are no folders of setup's, or hold files of others. `request`: workdir."""
+def remove(request: Request) -> SetupRemoved:
+    """Remove what the record lists, and the record. `left`: folders that are no folders of setup's, or hold files of others."""
     made = record.read()
     if not made["folders"]:
         return SetupRemoved(removed=(), left=())
     with record.held():
-        kept = [os.path.realpath(os.path.expanduser(path)) for path in ("~", request["workdir"])]
+        kept = [os.path.realpath(os.path.expanduser(path)) for path in ("~", request.workdir)]
         removed: list[str] = []
         left: list[str] = []
         for path in sorted(made["folders"], key=lambda path: path == record.folder()):  # the lock's own folder goes last

@@ -16,16 +16,17 @@ from homelab.shared.protocol.result_messages import ResultFile, ResultFiles, Res
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.request import RunRequest
+    from homelab.shared.protocol.result_messages import PartRequest, ResultRequest
 
 _DIGEST_LIMIT_S = 3 * 3600.0
 _BLOCK_BYTES = 1 << 20
 
 
-def look(request: JsonObject) -> Results:
-    """Which results of a run lie here. `request`: workdir, run. Memory is what programs may still take (MemAvailable of proc_meminfo(5))."""
-    folder = paths.run_dir(request["workdir"], request["run"])
-    state = os.statvfs(paths.expand(request["workdir"]))
+def look(request: RunRequest) -> Results:
+    """Which results of a run lie here. Memory is what programs may still take (MemAvailable of proc_meminfo(5))."""
+    folder = paths.run_dir(request.workdir, request.run)
+    state = os.statvfs(paths.expand(request.workdir))
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     return Results(
         run_known=bool(names),
@@ -47,16 +48,16 @@ def look(request: JsonObject) -> Results:
     )
 
 
-def listed(request: JsonObject) -> ResultFiles:
-    """The files of a result with size and sha256; `left_out`: names of those that are not sent. `request`: workdir, run, folder. Raises Refusal."""
+def listed(request: ResultRequest) -> ResultFiles:
+    """The files of a result with size and sha256; `left_out`: names of those that are not sent. Raises Refusal."""
     folder = _folder(request)
-    if request["folder"] == layout.SAVED:
+    if request.folder == layout.SAVED:
         sent, left_out = _saved(os.path.dirname(folder))
     else:
         names = sorted(name for name in os.listdir(folder) if os.path.isfile(os.path.join(folder, name)))
         sent = [name for name in names if result_files.is_name(name)]
         left_out = [name for name in names if name not in sent]
-    kept = Kept(request["workdir"], _DIGEST_LIMIT_S)
+    kept = Kept(request.workdir, _DIGEST_LIMIT_S)
     parts = [{"name": name, **kept.of(os.path.join(folder, name), deep=True)} for name in sent]
     kept.save()
     return ResultFiles(
@@ -66,14 +67,14 @@ def listed(request: JsonObject) -> ResultFiles:
     )
 
 
-def send_part(request: JsonObject, stream: BinaryIO) -> None:
-    """Write `count` bytes of a file from `offset` on to `stream`. `request`: also workdir, run, folder, name. Raises ValueError for another name."""
-    folder, name = _folder(request), request["name"]
-    if not result_files.may_leave(request["folder"], name) or (request["folder"] == layout.SAVED and not _is_plain(folder, name)):
+def send_part(request: PartRequest, stream: BinaryIO) -> None:
+    """Write `count` bytes of a file from `offset` on to `stream`. Raises ValueError for another name."""
+    folder, name = _folder(request), request.name
+    if not result_files.may_leave(request.folder, name) or (request.folder == layout.SAVED and not _is_plain(folder, name)):
         raise ValueError(f"not a file of a result: {name!r}")
-    left = int(request["count"])
+    left = request.count
     with open(os.path.join(folder, name), "rb") as source:
-        source.seek(int(request["offset"]))
+        source.seek(request.offset)
         while left > 0:
             block = source.read(min(_BLOCK_BYTES, left))
             if not block:
@@ -82,8 +83,8 @@ def send_part(request: JsonObject, stream: BinaryIO) -> None:
             left -= len(block)
 
 
-def _folder(request: JsonObject) -> str:
-    folder = os.path.join(paths.run_dir(request["workdir"], request["run"]), result_files.folder(request["folder"]))
+def _folder(request: ResultRequest | PartRequest) -> str:
+    folder = os.path.join(paths.run_dir(request.workdir, request.run), result_files.folder(request.folder))
     if not os.path.isdir(folder):
         raise Refusal("this result is not on this node", where=folder, hint="`homelab status` shows which nodes took part")
     return folder

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.network_messages import FreePortRequest
 
 _SIOCGIFCONF, _SIOCGIFNETMASK, _SIOCGIFMTU = 0x8912, 0x891B, 0x8921  # linux/sockios.h
 _IFREQ_BYTES = 40 if struct.calcsize("P") == 8 else 32
@@ -159,9 +160,9 @@ def state(port: int) -> JsonObject:
     return {"free": False, "holder": processes.command_line(pid)[:200], "holder_pid": pid, "holder_run": processes.run_of(pid)}
 
 
-def answer_free_port(request: JsonObject) -> Port:
+def answer_free_port(request: FreePortRequest) -> Port:
     """The first free TCP port from "low" of the request on."""
-    return Port(port=free_port(int(request.get("low", 29501))))
+    return Port(port=free_port(request.low))
 
 
 def free_port(low: int = 29501, high: int = 29999) -> int:

@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Optional
 
 from homelab.shared.markers import AtLeast, AtMost, Longest
 from homelab.shared.protocol.marks import MOST_FILES, MOST_STEPS, Count, FileName, Path, Step, StepName, Words
 from homelab.shared.protocol.message import Message
+from homelab.shared.protocol.request import Request, RunRequest
+
+Sha256 = Annotated[str, Longest(64)]
+
+
+class FileRequest(Request):
+    """`has-file` and `receive-file`, with its bytes: a shipped file (`homelab.shared.protocol.layout.data_file`). `size`: no more bytes are written."""
+
+    sha256: Sha256
+    name: FileName
+    folder: Optional[Sha256] = None
+    inside: Optional[Path] = None
+    size: Optional[Count] = None
+
+
+class CheckpointsRequest(RunRequest):
+    """`checkpoints`. With `set_aside` the bad ones are moved out of the way where a good one is left; nothing of the run may be running then."""
+
+    layout: Annotated[str, Longest(40)] = ""  # of the strategy: `homelab.shared.protocol.checkpoint_holders.SHARDED`
+    set_aside: bool = False
+
+
+class CheckpointRequest(RunRequest):
+    """`manifest`, `send-checkpoint`, and `receive-checkpoint`, with its archive: that has these `files` (name -> sha256) and no more `bytes`."""
+
+    step: Step
+    files: Annotated[dict[FileName, str], Longest(MOST_FILES)] = {}
+    bytes: Optional[Count] = None
 
 
 class HasFile(Message):

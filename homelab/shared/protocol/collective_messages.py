@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Optional
 
 from homelab.shared.markers import Above, Below, Longest
-from homelab.shared.protocol.marks import MOST_RANKS, Json, Pids, Rank, Words
+from homelab.shared.protocol.marks import MOST_RANKS, Count, Duration, Json, Pids, Rank, Words
 from homelab.shared.protocol.message import Message
+from homelab.shared.protocol.request import Request, UsableName, Variables
 
 Log = Annotated[tuple[Annotated[str, Longest(100_000)], ...], Longest(10_000)]
 Name = Annotated[str, Longest(100)]
+
+
+class JobRequest(Request):
+    """`collective-look` and `collective-end`: a short job of torchrun, by its name."""
+
+    name: UsableName
+
+
+class CollectiveRequest(JobRequest):
+    """`collective`. `ranks`: how many are here; `input`: what they find in input.json."""
+
+    command: Annotated[tuple[str, ...], Longest(10_000)]
+    environment: Variables
+    ranks: Count
+    head_port: Count
+    limit_s: Duration = 300.0
+    input: Optional[Json] = None
+
+
+class KeepRequest(Request):
+    """`collective-keep`: a test that passed, as `homelab.controller.facts.node.CollectiveFacts` reads it."""
+
+    record: Json
 
 
 class CollectiveRank(Message):

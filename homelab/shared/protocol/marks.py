@@ -14,7 +14,11 @@ from homelab.shared.protocol.layout import USABLE_NAME
 class NamedMark(Mark):
     """What needs more than a comparison; `value` is its name."""
 
+    def admits(self, value: Any) -> bool:
+        return -INFINITE < value < INFINITE if self == FINITE else super().admits(value)
 
+
+INFINITE = float("inf")
 FINITE = NamedMark("finite")  # no NaN, no infinity
 FINITE_OR_NONE = NamedMark("finite or none")  # those become None
 PLAIN = NamedMark("plain")  # a line that a terminal may get: without escape sequences and control characters

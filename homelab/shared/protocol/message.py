@@ -72,6 +72,10 @@ class Message:
         return type(self)(**{**self.__dict__, **changes})
 
 
+class Done(Message):
+    """The answer of a verb that has nothing to tell but that it is done."""
+
+
 def _own(default: Any) -> Any:
     return default.copy() if isinstance(default, dict) else default
 

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Optional
 
 from homelab.shared.markers import Above, AtLeast, AtMost, Below, Longest
 from homelab.shared.protocol.marks import FINITE, MOST_NODES, Count, Duration, Line, NodeName, PortNumber
 from homelab.shared.protocol.message import Message
+from homelab.shared.protocol.request import Request
 
 FreePort = Annotated[int, AtLeast(0), AtMost(65535)]
+
+
+class FreePortRequest(Request):
+    """`free-port`: the first one that is asked about."""
+
+    low: Count = 29501
+
+
+class WakeRequest(Request):
+    """`wake`. `network`: "192.168.1.0/24", that of the machine that sleeps."""
+
+    mac: Annotated[str, Longest(17)]
+    network: Annotated[str, Longest(50)]
+
+
+class MeetRequest(Request):
+    """`meet`: where to listen, and for how long. `port`: that of the rendezvous, None where it is not tried here."""
+
+    address: NodeName
+    port: Optional[PortNumber] = None
+    seconds: Duration = 60.0
 
 
 class Port(Message):

@@ -8,6 +8,21 @@ from homelab.shared.markers import Longest, Matches, Shortest
 from homelab.shared.protocol import result_files
 from homelab.shared.protocol.marks import MOST_RUNS, Count, FileName, Line, Path, RunName, Step, Steps
 from homelab.shared.protocol.message import Message
+from homelab.shared.protocol.request import RunRequest
+
+
+class ResultRequest(RunRequest):
+    """`result-files` and `saved-files`."""
+
+    folder: FileName
+
+
+class PartRequest(ResultRequest):
+    """`result-part`: so many bytes of a file, from a place on."""
+
+    name: Path
+    offset: Count
+    count: Count
 
 
 class Results(Message):

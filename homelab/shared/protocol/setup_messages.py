@@ -7,10 +7,63 @@ from typing import Annotated
 from homelab.shared.markers import Longest, Matches
 from homelab.shared.protocol.marks import ADDRESS, Count, Path, PortNumber
 from homelab.shared.protocol.message import Message
+from homelab.shared.protocol.request import Request
 
 Texts = Annotated[tuple[Path, ...], Longest(10_000)]
 Table = Annotated[dict[Path, Path], Longest(10_000)]
 Sizes = Annotated[dict[Path, Count], Longest(10_000)]
+
+
+class LookRequest(Request):
+    """`setup-look`. `environment`: its folder; `files`: name in setup's folder -> sha256."""
+
+    environment: Path
+    files: Table = {}
+
+
+class MakeRequest(Request):
+    """`setup-make`. `python`: a path, "" for the one that was sent; `version`: its "3.12". `lock`: the digest of requirements.txt. `is_closed` False: it
+    holds less than its packages name, as for Unsloth."""
+
+    environment: Path
+    python: Path
+    version: Annotated[str, Longest(20)]
+    lock: Annotated[str, Longest(100)]
+    is_closed: bool
+
+
+class ModelRequest(Request):
+    """`model-look`. `model`: a path, or a name of the hub with its `commit`; `files`: name -> sha256."""
+
+    model: Path
+    commit: Annotated[str, Longest(40)] = ""
+    files: Table = {}
+
+
+class PieceRequest(Request):
+    """`setup-receive` and `model-receive`, with bytes: those of a file from `offset` on. `size`: of all of it. `model`, `commit`: as above."""
+
+    name: Path
+    sha256: Annotated[str, Longest(64)]
+    size: Count
+    offset: Count
+    model: Path = ""
+    commit: Annotated[str, Longest(40)] = ""
+
+
+class FetchRequest(PieceRequest):
+    """`setup-fetch`: at `most` so many bytes of a file. `proxies`: by scheme."""
+
+    url: Path
+    most: Count
+    proxies: Annotated[dict[str, str], Longest(10)] = {}
+
+
+class ShareRequest(Request):
+    """`setup-share`. `address` "": the one that the controller has connected to. `files`: sha256 -> name, and the model and commit that it is of."""
+
+    address: Annotated[str, Longest(100)]
+    files: Annotated[dict[str, dict[str, str]], Longest(10_000)]
 
 
 class SetupState(Message):

@@ -5,10 +5,29 @@ from __future__ import annotations
 from typing import Annotated
 
 from homelab.shared.markers import Longest
-from homelab.shared.protocol.marks import MOST_NODES, Count, NodeName, Path, Pids, Words
+from homelab.shared.protocol.marks import MOST_NODES, Count, Duration, NodeName, Path, Pids, Words
 from homelab.shared.protocol.message import Message
+from homelab.shared.protocol.request import Request, RunRequest
 
 Name = Annotated[str, Longest(100)]
+
+
+class NeedsRequest(Request):
+    """`supervisor-needs`: names of distributions."""
+
+    packages: Annotated[tuple[Name, ...], Longest(1000)]
+
+
+class PlaceRequest(RunRequest):
+    """`supervisor-put`, with a tar, `supervisor-discard`, `supervisor-reach` and `supervisor-start`. `code`: the folder of its program."""
+
+    code: Path
+
+
+class EndRequest(RunRequest):
+    """`supervisor-end`."""
+
+    grace_s: Duration = 20.0
 
 
 class SupervisorNeeds(Message):

@@ -166,7 +166,7 @@ def test_a_supervisor_on_a_node_takes_the_program_from_there(desk: Path, tmp_pat
 @pytest.mark.parametrize("inside", ["../x", "/etc/x", "a/../../x", "", "a//b", "."])
 def test_a_place_that_leads_out_of_its_folder_is_refused(tmp_path: Path, inside: str) -> None:
     with pytest.raises(ValueError, match="not a usable place"):
-        transfer.data_path({"workdir": str(tmp_path), "sha256": "0" * 64, "folder": "1" * 64, "inside": inside, "name": "x"})
+        transfer.data_path(str(tmp_path), {"sha256": "0" * 64, "folder": "1" * 64, "inside": inside, "name": "x"})
 
 
 def test_an_error_in_a_neighbour_is_corrected_in_the_persons_own_file(desk: Path) -> None:

@@ -18,9 +18,9 @@ def test_a_job_has_the_command_and_the_environment_of_the_launch_but_for_program
         end = node.command.index("--redirects=3") + 1
         own = {"--log-dir": "logs", "--rdzv-id": f"collective-1-{plan.attempt}", "--master-port": "29900"}
         options = [f"{name}={own[name]}" if (name := option.partition("=")[0]) in own else option for option in node.command[:end]]
-        assert asked["command"] == [*options, "-m", "tool", "nccl"] and set(own) <= {option.partition("=")[0] for option in options}
-        assert asked["environment"] == {**node.environment, "HOMELAB_RUN": "collective-1"} != node.environment
-        assert (asked["name"], asked["ranks"], asked["head_port"]) == ("collective-1", node.rank_count, 29900)
+        assert asked.command == (*options, "-m", "tool", "nccl") and set(own) <= {option.partition("=")[0] for option in options}
+        assert asked.environment == {**node.environment, "HOMELAB_RUN": "collective-1"} != node.environment
+        assert (asked.name, asked.ranks, asked.head_port) == ("collective-1", node.rank_count, 29900)
 
 
 def test_a_new_option_of_the_launcher_is_one_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,4 +29,4 @@ def test_a_new_option_of_the_launcher_is_one_of_the_job(monkeypatch: pytest.Monk
     monkeypatch.setattr(torchrun_ssh, "_torchrun", lambda *given: (*before(*given)[:-2], "--new", *before(*given)[-2:]))
     seen = healthy.cpu()
     plan = builders.make_plan(seen.cluster, healthy.recipe(), seen.facts)
-    assert short_job.request(plan, plan.head, "card-1", ["-m", "tool"])["command"][-3:] == ["--new", "-m", "tool"]
+    assert short_job.request(plan, plan.head, "card-1", ["-m", "tool"]).command[-3:] == ("--new", "-m", "tool")

@@ -24,6 +24,7 @@ from homelab.controller.remote.bootstrap import ANSWER_MARK
 from homelab.lab import Lab
 from homelab.shared.protocol import manifest
 from homelab.shared.protocol.layout import USABLE_NAME
+from homelab.shared.protocol.network_messages import MeetRequest
 
 pytestmark = pytest.mark.timeout(90)
 ShellOf = Callable[[str, str], AbstractContextManager[None]]
@@ -251,4 +252,4 @@ def test_the_words_of_a_refusal_are_made_harmless(cluster: Cluster, remote_lab: 
 
 def test_a_stream_that_never_begins(cluster: Cluster) -> None:
     with agent_of(cluster, workdir="/nowhere") as agent, pytest.raises(HomelabError, match="did not begin"):
-        agent.open("listen", {"address": "127.0.0.1"})
+        agent.open("meet", MeetRequest(address="127.0.0.1"))

@@ -30,6 +30,7 @@ from homelab.controller.remote import answers, ship
 from homelab.controller.remote.decoding import MOST_VALUES, decoded
 from homelab.controller.remote.session import Stream
 from homelab.shared.protocol.errors import EXIT_INTERNAL
+from homelab.shared.protocol.message import Done
 from homelab.shared.protocol.verb_table import VERBS
 from tests import builders, watched
 from tests.controller.remote import desks
@@ -199,7 +200,7 @@ def _answer_for_others(fleet: FakeFleet, recipe_hash: str) -> None:
     fleet.answer("chat", {"answer": "hello", "notes": ["on the CPU"]}, ["laptop"])
     fleet.answer("checkpoints", {"good": [5], "bad": {}})
     fleet.answer("manifest", {"recipe_hash": recipe_hash, "path": "/c", "files": {"trainer.pt": "a" * 64}, "sizes": {"trainer.pt": 1}})
-    fleet.answer("start", {"agent_pid": 1, "torchrun_pid": 2, "run_dir": "runs"}, ["laptop"])
+    fleet.answer("start", Done(), ["laptop"])
     fleet.answer("start", NoRoomError("the disk is full", where="here", hint="make room"), ["tower"])  # so nothing is begun
     fleet.answer("build-model", {"built": {"trained": 7, "total": 9, "findings": [{"topic": "kind", "level": "warn", "message": "odd"}]}})
     fleet.answer("run-remove", {})

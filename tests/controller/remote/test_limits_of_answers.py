@@ -21,12 +21,13 @@ from homelab.controller.remote.local import LocalSession
 from homelab.controller.remote.session import Completed
 from homelab.controller.run import signals
 from homelab.node.setup import pieces
-from homelab.node.storage import transfer
 from homelab.shared import markers
 from homelab.shared.protocol import marks
 from homelab.shared.protocol.message import Message
+from homelab.shared.protocol.setup_messages import PieceRequest
 from homelab.shared.protocol.verb_table import VERBS
 from tests import builders
+from tests.fakes import ask_node
 
 pytestmark = pytest.mark.timeout(60)
 NODE = builders.cluster().nodes[0]
@@ -187,11 +188,11 @@ def test_never_more_bytes_are_written_than_the_size_that_was_said(tmp_path: Path
     folder, sha256 = tmp_path / "place", "a" * 64
     (folder / "partial").mkdir(parents=True)
     (folder / "partial" / sha256).write_bytes(b"x" * offset)
-    request = {"name": "wheels/a.whl", "sha256": sha256, "size": 1000, "offset": offset}
+    request = PieceRequest(name="wheels/a.whl", sha256=sha256, size=1000, offset=offset)
     assert pieces.receive_into(str(folder), "a.whl", request, Endless()).have == 0  # type: ignore[arg-type]
     assert list(folder.rglob("*.whl")) == [] and not (folder / "partial" / sha256).exists()
     with pytest.raises(ValueError, match="more bytes came"):
-        transfer.receive_file({"workdir": str(tmp_path), "name": "rows.jsonl", "sha256": sha256, "size": 3 * MIB}, Endless())  # type: ignore[arg-type]
+        ask_node("receive-file", {"workdir": str(tmp_path), "name": "rows.jsonl", "sha256": sha256, "size": 3 * MIB}, Endless())
     assert [path for path in (tmp_path / "data").rglob("*") if path.is_file()] == []
 
 

@@ -16,11 +16,13 @@ import pytest
 from homelab.controller.remote import answers
 from homelab.controller.run import claims as controller
 from homelab.node import paths
-from homelab.node.run import claims, torchrun
+from homelab.node.run import claims
 from homelab.node.system import boot_clock, processes
 from homelab.shared.protocol import files
 from homelab.shared.protocol.message import as_json
+from homelab.shared.protocol.request import RunRequest
 from homelab.shared.protocol.run_messages import Stopped
+from tests.fakes import ask_node
 
 pytestmark = pytest.mark.timeout(60)
 RUN, OTHER, NODE = "2026-01-01-0000-claimed", "2026-01-01-0000-other", "node1"
@@ -53,22 +55,23 @@ def claim(workdir: str, token: str, run: str = RUN, **more: Any) -> dict[str, An
         "process": {"pid": 1},
         "age_s": 1.0,
     }
-    answer = as_json(claims.claim(request | more))
+    answer = as_json(ask_node("claim", request | more))
     assert answers.fault("claim", answer) is None
     holder: dict[str, Any] | None = answer["holder"]
     return holder
 
 
 def stop(workdir: str, run: str = RUN, **more: Any) -> Stopped:
-    return torchrun.stop({"node": NODE, "workdir": workdir, "run": run, "grace_s": 0.5} | more)
+    answer: Stopped = ask_node("stop", {"node": NODE, "workdir": workdir, "run": run, "grace_s": 0.5} | more)
+    return answer
 
 
-def start(workdir: str, token: str | None, run: str = RUN, attempt: int = 1) -> dict[str, Any]:
+def start(workdir: str, token: str | None, run: str = RUN, attempt: int = 1) -> None:
     """Start a program that sleeps, in place of torchrun."""
-    return dict(torchrun.start({
+    ask_node("start", {
         "run": run, "attempt": attempt, "node": NODE, "workdir": workdir, "run_json": {"name": run}, "plan_json": {"ranks": [], "by": token},
         "command": [sys.executable, "-c", "import time; time.sleep(60)"], "environment": {}, "token": token,
-    }))  # fmt: skip
+    })  # fmt: skip
 
 
 def alive(workdir: str, run: str = RUN) -> bool:
@@ -85,9 +88,9 @@ def test_of_two_one_has_the_run_and_the_other_is_told_who(workdir: str) -> None:
         False,
     )
     assert claim(workdir, "c", OTHER) is None, "another run is another matter, where nobody launches"
-    assert not claims.release({"workdir": workdir, "run": RUN, "token": "b"})["released"]
+    ask_node("release", {"workdir": workdir, "run": RUN, "token": "b"})
     assert claim(workdir, "b"), "who is refused releases only what is its own"
-    assert claims.release({"workdir": workdir, "run": RUN, "token": "a"})["released"]
+    ask_node("release", {"workdir": workdir, "run": RUN, "token": "a"})
     assert claim(workdir, "b") is None
 
 
@@ -124,7 +127,8 @@ def test_who_never_comes_back_is_waited_for_some_minutes_and_not_longer(
 def test_a_claim_that_nobody_else_wants_lasts(workdir: str, clock: list[float]) -> None:
     claim(workdir, "a")
     clock[0] += 4 * 3600  # a checkpoint of many GB was brought
-    assert start(workdir, "a")["torchrun_pid"] and alive(workdir)
+    start(workdir, "a")
+    assert alive(workdir)
 
 
 def test_a_stop_by_hand_ends_what_is_under_way(workdir: str, clock: list[float]) -> None:
@@ -140,7 +144,8 @@ def test_a_stop_by_hand_ends_what_is_under_way(workdir: str, clock: list[float])
         claim(workdir, "b", age_s=3.0)  # began before the stop, and comes to its claim behind it
     assert caught.value.kind == "stopped"
     assert claim(workdir, "c", age_s=1.5) is None, "whoever begins behind the stop means it"
-    assert start(workdir, "c") and alive(workdir)
+    start(workdir, "c")
+    assert alive(workdir)
 
 
 def test_a_stop_that_is_part_of_a_recovery_stops_nobody_elses_run(workdir: str) -> None:
@@ -168,14 +173,14 @@ def test_a_start_that_is_undone_ends_only_its_own(workdir: str) -> None:
             start(workdir, late)
         assert caught.value.kind == "taken"
     undo = {"node": NODE, "workdir": workdir, "run": RUN, "grace_s": 0.5}
-    assert torchrun.undo(undo | {"token": "b"}).asked == 0 and alive(workdir)
+    assert ask_node("undo", undo | {"token": "b"}).asked == 0 and alive(workdir)
     assert files.read_object(os.path.join(paths.run_dir(workdir, RUN), "attempts", "1", "plan.json")) == {"ranks": [], "by": "a"}
-    assert torchrun.undo(undo | {"token": "a"}).asked >= 2 and not alive(workdir)
+    assert ask_node("undo", undo | {"token": "a"}).asked >= 2 and not alive(workdir)
 
 
 def test_a_start_that_comes_behind_its_own_undoing_does_not_begin(workdir: str) -> None:
     claim(workdir, "a")
-    assert torchrun.undo({"node": NODE, "workdir": workdir, "run": RUN, "token": "a"}).asked == 0
+    assert ask_node("undo", {"node": NODE, "workdir": workdir, "run": RUN, "token": "a"}).asked == 0
     with pytest.raises(claims.RefusedError):
         start(workdir, "a")
     assert not alive(workdir)
@@ -221,7 +226,7 @@ def test_a_frozen_holder_of_the_lock_is_named_and_a_stop_by_hand_ends_what_runs(
             assert (caught.value.kind, caught.value.where) == ("frozen", os.path.join(workdir, "claims", ".lock"))
             assert f"kill -CONT {holder.pid}" in caught.value.hint and f"kill -KILL {holder.pid}" in caught.value.hint
             undo = {"node": NODE, "workdir": workdir, "run": RUN, "token": "z", "grace_s": 0.5}
-            assert torchrun.undo(undo).asked == 0, "an undo needs no lock"
+            assert ask_node("undo", undo).asked == 0, "an undo needs no lock"
             with pytest.raises(claims.RefusedError, match="is frozen"):
                 stop(workdir, token="a", after=1)
             assert alive(workdir), "a recovery cannot know whether the run is still its own"
@@ -229,7 +234,7 @@ def test_a_frozen_holder_of_the_lock_is_named_and_a_stop_by_hand_ends_what_runs(
                 stop(workdir, by_hand=True)
             assert not alive(workdir)
             files.write_json(claims._mark(claims._folder(workdir), RUN), boot_clock.now())
-            assert claims.was_stopped({"workdir": workdir, "run": RUN}, boot_clock.clock_s() - 5), "a mark that is there counts"
+            assert claims.was_stopped(RunRequest(workdir=workdir, run=RUN), boot_clock.clock_s() - 5), "a mark that is there counts"
             os.unlink(claims._mark(claims._folder(workdir), RUN))
         finally:
             holder.kill()
@@ -247,4 +252,4 @@ def test_damaged_claims_are_nobodys(workdir: str) -> None:
         (folder / f"{RUN}.json").write_text(text)
         (folder / f"{RUN}.stopped").write_text(text)
         assert claim(workdir, "a", alone=True) is None
-        claims.release({"workdir": workdir, "run": RUN, "token": "a"})
+        ask_node("release", {"workdir": workdir, "run": RUN, "token": "a"})

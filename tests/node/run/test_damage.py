@@ -14,10 +14,11 @@ from homelab.controller.facts.reading import read
 from homelab.controller.remote import answers
 from homelab.controller.remote.poll_reply import parse_replies
 from homelab.node import paths
-from homelab.node.run import poll, stacks, status_stream
+from homelab.node.run import status_stream
 from homelab.shared.protocol import files
 from homelab.shared.protocol.message import as_json
 from homelab.shared.protocol.rank_messages import Metric
+from tests.fakes import ask_node
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -50,7 +51,9 @@ def request(run: Path) -> dict[str, Any]:
 
 def asked(verb: str, run: Path) -> Any:
     """The answer as the controller gets it."""
-    raw = json.loads(json.dumps(as_json(getattr(poll, verb)(request(run)))))
+    raw = json.loads(
+        json.dumps(as_json(ask_node(verb, request(run) if verb != "runs" else {"workdir": str(run.parents[1]), "node": NODE})))
+    )
     answer = answers.without_damage(verb, raw)
     assert answers.fault(verb, answer) is None
     return answer
@@ -79,7 +82,7 @@ def test_a_node_with_a_damaged_file_can_be_asked(run: Path, name: str, content: 
         assert (seen.ranks[0].heartbeat is None) == (name == "heartbeat.json")
     assert asked("describe", run)["plans"].keys() == {"1"}
     assert all(entry["created_at"] in (None, 1.0) for entry in asked("runs", run)["runs"])
-    assert isinstance(stacks.stacks(request(run)).ranks, dict)
+    assert isinstance(ask_node("stacks", request(run)).ranks, dict)
 
 
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(run: Path) -> None:
@@ -104,7 +107,7 @@ def test_a_signal_goes_to_no_process_of_somebody_else(run: Path, monkeypatch: py
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(pid))
     for pid in (os.getpid(), -1, 0, 10**30, True):
         (run / HOME / "heartbeat.json").write_text(json.dumps({"time": 5.0, "pid": pid}))
-        stacks.stacks(request(run))
+        ask_node("stacks", request(run))
     assert sent == []
 
 

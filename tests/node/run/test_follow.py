@@ -15,11 +15,12 @@ import pytest
 
 from homelab.controller.attempt.watchdog import NodeStatus
 from homelab.controller.facts.reading import read
-from homelab.node.run import stacks, status_stream, torchrun
+from homelab.node.run import status_stream
 from homelab.node.system import boot_clock
 from homelab.shared.protocol import files
 from homelab.shared.protocol.message import as_json
 from scripts.practice.desk import wait_until
+from tests.fakes import ask_node
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -101,7 +102,7 @@ def test_a_pid_from_before_a_reboot_is_nobodys(attempt: Path, tmp_path: Path) ->
 
 
 def test_a_stop_is_seen_before_the_ranks_end(attempt: Path, tmp_path: Path) -> None:
-    torchrun.mark_stop({"workdir": str(tmp_path), "run": RUN, "node": NODE})
+    ask_node("mark-stop", {"workdir": str(tmp_path), "run": RUN, "node": NODE})
     assert read(NodeStatus, as_json(status_stream.StatusFollower(str(tmp_path), RUN, 1, NODE).look(1.0))).stopping
 
 
@@ -174,12 +175,12 @@ def worker(attempt: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_the_stacks_of_a_rank_say_where_it_stands(worker: subprocess.Popen[str], tmp_path: Path) -> None:
-    answer = stacks.stacks({"workdir": str(tmp_path), "run": RUN, "node": NODE})
+    answer = ask_node("stacks", {"workdir": str(tmp_path), "run": RUN, "node": NODE})
     assert any("where_it_stands" in line for line in answer.ranks[0])
     assert worker.poll() is None
 
 
 def test_a_program_that_would_die_of_the_question_is_not_asked(worker: subprocess.Popen[str], attempt: Path, tmp_path: Path) -> None:
     (attempt / "ranks" / "0" / "stacks.txt").unlink()
-    assert stacks.stacks({"workdir": str(tmp_path), "run": RUN, "node": NODE}).ranks == {}
+    assert ask_node("stacks", {"workdir": str(tmp_path), "run": RUN, "node": NODE}).ranks == {}
     wait_until(lambda: worker.poll() is None, 1.0)

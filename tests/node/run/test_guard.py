@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from homelab.node import paths
-from homelab.node.run import isolation_guard, status_stream, torchrun
+from homelab.node.run import isolation_guard, status_stream
 from homelab.node.system import processes
 from homelab.shared.protocol.rank_messages import RankStatus
 from scripts.practice.desk import wait_until
+from tests.fakes import ask_node
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -100,12 +101,12 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     root = str(Path(isolation_guard.__file__).parents[3])
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}:{root}")
     folder.mkdir(parents=True)
-    torchrun.start({
+    ask_node("start", {
         "workdir": str(tmp_path), "run": RUN, "attempt": 1, "node": NODE, "run_json": {}, "environment": {},
         "plan_json": {"nodes": NODES, "ranks": RANKS}, "command": [sys.executable, "-c", PROGRAM],
     })  # fmt: skip
     yield folder / "attempts" / "1" / "nodes" / NODE
-    torchrun.stop({"workdir": str(tmp_path), "run": RUN, "node": NODE, "grace_s": 0.5})
+    ask_node("stop", {"workdir": str(tmp_path), "run": RUN, "node": NODE, "grace_s": 0.5})
 
 
 def test_a_node_that_lost_everybody_ends_its_ranks_and_says_why(started: Path) -> None:
@@ -121,7 +122,7 @@ def test_a_node_that_is_followed_waits(started: Path, tmp_path: Path) -> None:
     """The follower's own process, fed with the signs of life that a supervisor sends; then the supervisor is gone."""
     request = {"workdir": str(tmp_path), "run": RUN, "attempt": 1, "node": NODE}
     follower = subprocess.Popen(
-        [sys.executable, "-c", f"from homelab.node.run import status_stream; status_stream.follow({request!r})"],
+        [sys.executable, "-c", f"from tests.fakes import ask_node; ask_node('follow', {request!r})"],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
     )
@@ -161,7 +162,8 @@ def test_an_attempt_that_others_have_replaced_is_not_started(tmp_path: Path) -> 
     (folder / "attempts" / "3").mkdir(parents=True)
     (folder / "attempts" / "3" / "plan.json").write_text('{"ranks": []}')
     with pytest.raises(ValueError, match="this node knows attempt 3"):
-        torchrun.start(
+        ask_node(
+            "start",
             {
                 "workdir": str(tmp_path),
                 "run": RUN,
@@ -171,6 +173,6 @@ def test_an_attempt_that_others_have_replaced_is_not_started(tmp_path: Path) -> 
                 "plan_json": {},
                 "command": [],
                 "environment": {},
-            }
+            },
         )
     assert not (folder / "attempts" / "2").exists()

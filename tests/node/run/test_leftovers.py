@@ -11,8 +11,9 @@ from homelab.controller.run import event_log, store
 from homelab.controller.run.paths import RunPaths
 from homelab.node import paths
 from homelab.node.probes import runs
-from homelab.node.run import poll, secret_files
+from homelab.node.run import secret_files
 from homelab.shared.protocol import files
+from tests.fakes import ask_node
 from tests.processes import living
 
 pytestmark = pytest.mark.timeout(30)
@@ -40,7 +41,7 @@ def left_by(workdir: Path, *, begun: tuple[int, ...] = (1,), planned: tuple[int,
 
 
 def of_runs(workdir: Path) -> list[str]:
-    return list(poll.runs({"workdir": str(workdir), "node": "laptop"}).secrets_removed)
+    return list(ask_node("runs", {"workdir": str(workdir), "node": "laptop"}).secrets_removed)
 
 
 def of_facts(workdir: Path) -> list[str]:
@@ -48,7 +49,7 @@ def of_facts(workdir: Path) -> list[str]:
 
 
 def of_status(workdir: Path) -> list[str]:
-    said = poll.poll({"workdir": str(workdir), "node": "laptop", "run": RUN}).run
+    said = ask_node("poll", {"workdir": str(workdir), "node": "laptop", "run": RUN}).run
     return [RUN] if said and said.secrets_removed else []
 
 

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from homelab.node.probes import runs
-from homelab.node.run import claims, ownership, poll, run_folders, status_stream, torchrun
+from homelab.node.run import claims, ownership
 from homelab.node.system import boot_clock, processes
 from homelab.shared.protocol.errors import Refusal
 from homelab.shared.protocol.message import as_json
+from homelab.shared.protocol.run_requests import FollowRequest, StopRequest
+from tests.fakes import ask_node
 
 RUN, NODE = f"2026-ownership-{os.getpid()}", "node1"
 WHO = {"by": "me on laptop, process 7", "process": {"pid": 7, "born": 1}}
@@ -40,16 +42,25 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def follow(request: dict[str, Any], monkeypatch: pytest.MonkeyPatch, lines: bytes = b"\n\n") -> None:
     """A supervisor that says this, and closes the connection."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
-    status_stream.follow(request)
+    ask_node("follow", request)
+
+
+def ear_of(request: dict[str, Any], **who: Any) -> ownership.Ear:
+    return ownership.Ear(os.path.join(request["workdir"], "runs", RUN), FollowRequest(**{**request, **who}))
+
+
+def about(request: dict[str, Any], *names: str, **more: Any) -> dict[str, Any]:
+    """The same of the machine, or with so much more of it."""
+    return {name: request[name] for name in ("workdir", "node", *names)} | more
 
 
 def owner(request: dict[str, Any]) -> Any:
-    return as_json(poll.poll({"workdir": request["workdir"], "node": NODE, "run": RUN}))["owner"]
+    return as_json(ask_node("poll", {"workdir": request["workdir"], "node": NODE, "run": RUN}))["owner"]
 
 
 def test_who_follows_is_known_for_a_while(request_of: dict[str, Any], clock: list[float]) -> None:
     assert owner(request_of) == {"supervisor": None, "claim": None, "stopped_attempt": None}
-    ownership.Ear(os.path.join(request_of["workdir"], "runs", RUN), request_of).hear()
+    ear_of(request_of).hear()
     clock[0] += ownership.SILENT_S - 1
     assert owner(request_of)["supervisor"] == {**WHO, "silent_s": ownership.SILENT_S - 1, "has_left": False}
     clock[0] += 2
@@ -66,9 +77,9 @@ def test_who_has_closed_the_connection_is_soon_forgotten(
 
 
 def test_who_leaves_does_not_take_another_along(request_of: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    ear = ownership.Ear(os.path.join(request_of["workdir"], "runs", RUN), request_of)
+    ear = ear_of(request_of)
     ear.hear()
-    ownership.Ear(os.path.join(request_of["workdir"], "runs", RUN), {"by": "other", "process": {"pid": 8}}).leave()
+    ear_of(request_of, by="other", process={"pid": 8}).leave()
     assert owner(request_of)["supervisor"]["has_left"] is False
 
 
@@ -81,25 +92,25 @@ def test_a_mark_of_another_boot_or_a_damaged_one_is_nobody(request_of: dict[str,
 
 
 def test_a_claim_and_a_stop_by_hand(request_of: dict[str, Any]) -> None:
-    claims.claim({**request_of, "token": "t", "doing": "recovered by its supervisor", "age_s": 0.0, "after": None})
+    ask_node("claim", about(request_of, "run", **WHO, token="t", doing="recovered by its supervisor", age_s=0.0, after=None))
     said = owner(request_of)
     assert (said["claim"]["doing"], said["claim"]["by"], said["stopped_attempt"]) == ("recovered by its supervisor", WHO["by"], None)
-    torchrun.stop({**request_of, "by_hand": True, "grace_s": 0.0})
+    ask_node("stop", about(request_of, "run", by_hand=True, grace_s=0.0))
     assert owner(request_of) | {"supervisor": None} == {"supervisor": None, "claim": None, "stopped_attempt": 2}
 
 
 def test_a_run_whose_supervisor_waits_elsewhere_is_not_removed(request_of: dict[str, Any]) -> None:
-    ownership.Ear(os.path.join(request_of["workdir"], "runs", RUN), request_of).hear()
-    assert "its supervisor looks after it (me on laptop, process 7)" in run_folders.weigh(request_of).runs[RUN].busy
+    ear_of(request_of).hear()
+    assert "its supervisor looks after it (me on laptop, process 7)" in ask_node("run-weigh", about(request_of)).runs[RUN].busy
     with pytest.raises(Refusal, match="its supervisor looks after it"):
-        run_folders.remove(request_of)
-    assert poll.runs(request_of).runs[0].busy
+        ask_node("run-remove", about(request_of, "run"))
+    assert ask_node("runs", about(request_of)).runs[0].busy
 
 
 def test_who_gives_up_does_not_end_what_another_has_started(request_of: dict[str, Any]) -> None:
     with pytest.raises(claims.RefusedError, match="gone on elsewhere"):
-        torchrun.stop({key: request_of[key] for key in ("workdir", "run", "node")} | {"after": 1})
-    torchrun.stop({key: request_of[key] for key in ("workdir", "run", "node")} | {"after": 2, "grace_s": 0.0})
+        ask_node("stop", about(request_of, "run", after=1))
+    ask_node("stop", about(request_of, "run", after=2, grace_s=0.0))
 
 
 def recovered(request: dict[str, Any]) -> list[str]:
@@ -117,7 +128,7 @@ def test_a_run_between_two_attempts_is_told_and_one_that_is_done_is_not(
     if end is not None:
         (folder / "attempts" / "2" / "nodes" / NODE / "exit.json").write_text(json.dumps(end))
     assert recovered(request_of) == [], "nobody follows it"
-    ear = ownership.Ear(str(folder), request_of)
+    ear = ear_of(request_of)
     ear.hear()
     assert recovered(request_of) == expected
     clock[0] += ownership.SILENT_S + 1
@@ -128,9 +139,9 @@ def test_a_run_between_two_attempts_is_told_and_one_that_is_done_is_not(
 
 
 def test_a_run_that_was_stopped_by_hand_is_not_recovered(request_of: dict[str, Any], clock: list[float]) -> None:
-    ownership.Ear(str(Path(request_of["workdir"]) / "runs" / RUN), request_of).hear()
+    ear_of(request_of).hear()
     assert recovered(request_of) == [RUN]
-    with claims.stopping({**request_of, "by_hand": True}):
+    with claims.stopping(StopRequest(**about(request_of, "run", by_hand=True))):
         pass
     assert recovered(request_of) == []
 
@@ -138,6 +149,6 @@ def test_a_run_that_was_stopped_by_hand_is_not_recovered(request_of: dict[str, A
 def test_a_run_of_which_a_process_is_alive_is_none_between_two_attempts(
     request_of: dict[str, Any], clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ownership.Ear(str(Path(request_of["workdir"]) / "runs" / RUN), request_of).hear()
+    ear_of(request_of).hear()
     monkeypatch.setattr(processes, "of_runs", lambda *_: {RUN: [7]})
     assert recovered(request_of) == []

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from homelab.node.setup import download, pieces, record
+from homelab.node.setup import pieces, record
 from homelab.shared.protocol.errors import Refusal
 from homelab.shared.protocol.setup_messages import SetupReceived
+from tests.fakes import ask_node
 from tests.servers import serving
 
 pytestmark = pytest.mark.timeout(30)
@@ -44,7 +45,7 @@ def all_of(url: str, **changes: Any) -> list[int]:
     """What the node has after every question, until the file is whole or ten were asked."""
     had = [0]
     while had[-1] < len(CONTENT) and len(had) < 10:
-        had.append(download.download(question(url, had[-1], **changes)).have)
+        had.append(ask_node("setup-fetch", question(url, had[-1], **changes)).have)
     return had
 
 
@@ -69,27 +70,27 @@ def test_a_server_without_parts_is_asked_for_whole_files_only(own_home: Path) ->
     with serving(own_home / "index") as server:
         server.knows_parts = False
         with pytest.raises(Refusal, match="parts of files"):
-            download.download(question(f"{server.address}/a.whl"))
-        assert download.download(question(f"{server.address}/a.whl", most=1 << 20)) == SetupReceived(have=len(CONTENT))
+            ask_node("setup-fetch", question(f"{server.address}/a.whl"))
+        assert ask_node("setup-fetch", question(f"{server.address}/a.whl", most=1 << 20)) == SetupReceived(have=len(CONTENT))
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://127.0.0.1/a", "/etc/passwd"])
 def test_only_the_network_is_asked(url: str) -> None:
     with pytest.raises(ValueError, match="not an address on a network"):
-        download.download(question(url))
+        ask_node("setup-fetch", question(url))
 
 
 def test_who_does_not_answer_is_named(own_home: Path) -> None:
     with serving(own_home / "index") as server:
         with pytest.raises(Refusal, match="Not Found") as missing:
-            download.download(question(f"{server.address}/b.whl"))
+            ask_node("setup-fetch", question(f"{server.address}/b.whl"))
         gone = server.address
     with pytest.raises(Refusal, match="cannot be fetched") as refused:
-        download.download(question(f"{gone}/a.whl"))
+        ask_node("setup-fetch", question(f"{gone}/a.whl"))
     assert refused.value.kind == missing.value.kind == "silent" and refused.value.where == f"{gone}/a.whl"
 
 
 def test_the_proxy_of_the_node_is_used(own_home: Path) -> None:
     # it was asked for http://index.invalid/a.whl, as a proxy is
     with serving(own_home / "index") as proxy, pytest.raises(Refusal, match="Not Found"):
-        download.download(question("http://index.invalid/a.whl", proxies={"http": proxy.address}))
+        ask_node("setup-fetch", question("http://index.invalid/a.whl", proxies={"http": proxy.address}))

@@ -14,6 +14,7 @@ import pytest
 from homelab.controller.run import store
 from homelab.controller.run.paths import RunPaths
 from homelab.node import paths, verbs
+from homelab.node.storage import transfer
 
 DATA = b"rows"
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -37,7 +38,8 @@ def is_private(path: Path) -> bool:
 def test_what_is_sent_to_a_node_is_the_persons_own(tmp_path: Path) -> None:
     workdir = tmp_path / "work" / "homelab"
     request = {"workdir": str(workdir), "node": "a", "sha256": DIGEST, "name": "rows.jsonl", "size": len(DATA)}
-    place = Path(verbs.call("receive-file", request, io.BytesIO(DATA), io.BytesIO())["path"])
+    verbs.call("receive-file", request, io.BytesIO(DATA), io.BytesIO())
+    place = Path(transfer.data_path(str(workdir), request))
     assert place.read_bytes() == DATA and is_private(place)
     assert all(is_private(folder) for folder in (workdir, workdir / "data", workdir / "runs"))
 
@@ -49,7 +51,8 @@ def test_folders_of_older_versions_are_closed_by_whatever_is_asked(tmp_path: Pat
     for folder in (*folders, workdir / "runs" / "r"):
         folder.mkdir()
         folder.chmod(0o777)
-    verbs.call(verb, {"workdir": str(workdir), "node": "a", "run": "r"}, io.BytesIO(), io.BytesIO())
+    of_run = {} if verb == "runs" else {"run": "r"}
+    verbs.call(verb, {"workdir": str(workdir), "node": "a", **of_run}, io.BytesIO(), io.BytesIO())
     assert all(is_private(folder) for folder in folders)
 
 

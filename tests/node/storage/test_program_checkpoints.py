@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from homelab.node.storage import program_checkpoints, transfer
+from homelab.node.storage import program_checkpoints
 from homelab.shared.protocol import files, manifest
+from tests.fakes import ask_node
 
 RUN = "2026-01-01-0000-program"
 
@@ -56,10 +57,10 @@ def test_the_newest_whole_one_counts_and_its_number_is_the_step(run: Path) -> No
     (run / "saved" / ".step_40.pt").write_text("half")
     (run / "saved" / "log.txt").write_text("no number")
     (run / "saved" / "epoch_7").mkdir()  # empty
-    answer = transfer.checkpoints(request(run.parents[1], set_aside=True))
+    answer = ask_node("checkpoints", request(run.parents[1], set_aside=True))
     assert (answer.good, answer.bad) == ((20,), {})
-    assert transfer.checkpoint_manifest(request(run.parents[1], step=20)).recipe_hash == "abc"
-    assert transfer.checkpoints(request(run.parents[1])).good == (20,), "once more changes nothing"
+    assert ask_node("manifest", request(run.parents[1], step=20)).recipe_hash == "abc"
+    assert ask_node("checkpoints", request(run.parents[1])).good == (20,), "once more changes nothing"
 
 
 @pytest.mark.parametrize(
@@ -89,9 +90,9 @@ def test_on_another_node_it_is_found_with_what_that_node_has_alone(tmp_path: Pat
     other = run_in(tmp_path / "b")
     trainer(other, 20, is_whole=False, rank=1)
     stream = io.BytesIO()
-    transfer.send_checkpoint(request(tmp_path / "a", step=20), stream)
+    ask_node("send-checkpoint", request(tmp_path / "a", step=20), stream)
     stream.seek(0)
-    transfer.receive_checkpoint(request(tmp_path / "b", step=20), stream)
+    ask_node("receive-checkpoint", request(tmp_path / "b", step=20), stream)
     program_checkpoints.restore(str(other), 20)
     assert visible(other) == ["checkpoint-20"]
     place = other / "saved/checkpoint-20"
@@ -127,7 +128,9 @@ def test_a_full_disk_is_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tarfile.TarFile, "add", full)
-    assert transfer.checkpoints(request(run.parents[1])).bad == {"10": "step-10.pt of the program cannot be kept: No space left on device"}
+    assert ask_node("checkpoints", request(run.parents[1])).bad == {
+        "10": "step-10.pt of the program cannot be kept: No space left on device"
+    }
     assert os.listdir(run / "checkpoints") == []
 
 

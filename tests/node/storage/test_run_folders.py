@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from homelab.node.run import claims, run_folders, secret_files
+from homelab.node.run import secret_files
 from homelab.shared.protocol import files
 from homelab.shared.protocol.errors import Refusal
+from homelab.shared.protocol.message import Done
+from homelab.shared.protocol.result_messages import RunFolder, RunFolders
+from tests.fakes import ask_node
 from tests.processes import living
 
 pytestmark = pytest.mark.timeout(30)
@@ -24,14 +27,19 @@ def request_of(tmp_path: Path) -> dict[str, str]:
     return {"workdir": str(tmp_path), "node": "laptop", "run": RUN}
 
 
+def weighed(request_of: dict[str, str]) -> dict[str, RunFolder]:
+    folders: RunFolders = ask_node("run-weigh", {name: request_of[name] for name in ("workdir", "node")})
+    return folders.runs
+
+
 def test_it_goes_whole_and_nothing_else(tmp_path: Path, request_of: dict[str, str]) -> None:
     secret_files.put(str(tmp_path / "runs" / RUN), {"HF_TOKEN": "hf_PlantedPlanted42"})
     (tmp_path / "supervised" / RUN).mkdir(parents=True)
     (tmp_path / "runs" / ".removed-of-a-call-that-was-killed").mkdir()
-    (weighed,) = run_folders.weigh(request_of).runs.items()
-    assert weighed[0] == RUN and 1 << 20 <= weighed[1].bytes < 2 << 20 and not weighed[1].busy and not weighed[1].final
+    ((name, folder),) = weighed(request_of).items()
+    assert name == RUN and 1 << 20 <= folder.bytes < 2 << 20 and not folder.busy and not folder.final
     for _ in range(2):
-        assert run_folders.remove(request_of) == {"removed": RUN}
+        assert ask_node("run-remove", request_of) == Done()
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["notes"] and not list((tmp_path / "supervised").iterdir())
     assert not secret_files.has(str(tmp_path / "runs" / RUN))
 
@@ -39,21 +47,21 @@ def test_it_goes_whole_and_nothing_else(tmp_path: Path, request_of: dict[str, st
 def test_one_that_lives_stays(tmp_path: Path, request_of: dict[str, str]) -> None:
     environment = {"HOMELAB_RUN": RUN, "HOMELAB_NODE": "laptop", "HOMELAB_RUN_DIR": str(tmp_path / "runs" / RUN)}
     with living(**environment):
-        assert run_folders.weigh(request_of).runs[RUN].busy == "it is alive on this node"
+        assert weighed(request_of)[RUN].busy == "it is alive on this node"
         with pytest.raises(Refusal, match="it is alive on this node"):
-            run_folders.remove(request_of)
+            ask_node("run-remove", request_of)
     assert (tmp_path / "runs" / RUN / "big").exists()
 
 
 def test_one_that_is_claimed_stays(tmp_path: Path, request_of: dict[str, str]) -> None:
-    claims.claim({**request_of, "token": "t", "by": "a desk", "doing": "recover", "process": {}, "age_s": 0.0, "after": None})
+    ask_node("claim", {**request_of, "token": "t", "by": "a desk", "doing": "recover", "process": {}, "age_s": 0.0, "after": None})
     with pytest.raises(Refusal, match="a command is about to continue it"):
-        run_folders.remove(request_of)
-    claims.release({**request_of, "token": "t"})
-    run_folders.remove(request_of)
+        ask_node("run-remove", request_of)
+    ask_node("release", {**request_of, "token": "t"})
+    ask_node("run-remove", request_of)
 
 
 @pytest.mark.parametrize("name", ["../x", "", "..", "a/b"])
 def test_a_name_that_climbs(request_of: dict[str, str], name: str) -> None:
     with pytest.raises(ValueError, match="not a usable name"):
-        run_folders.remove({**request_of, "run": name})
+        ask_node("run-remove", {**request_of, "run": name})

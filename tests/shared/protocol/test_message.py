@@ -1,4 +1,4 @@
-"""A message is a frozen value with declared fields; what the node builds is what the controller reads, and all of it is read."""
+"""A message is a frozen value with declared fields; what the node builds is what the controller reads."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import ast
 import importlib
 import json
 import pkgutil
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
@@ -21,19 +20,17 @@ from homelab.controller.facts.reading import read
 from homelab.shared import markers
 from homelab.shared.protocol import marks
 from homelab.shared.protocol.message import Message, as_json, defaults, fields
-from homelab.shared.protocol.network_messages import Listening
-from homelab.shared.protocol.run_messages import Exit, Reply, RunAtWork, RunRecovered, RunReply
+from homelab.shared.protocol.run_messages import Exit, Reply, RunReply
 from homelab.shared.protocol.verb_table import VERBS
+from tests.shared.protocol.test_fields import kinds_in
 
 HOMELAB = Path(__file__).resolve().parents[3] / "homelab"
-OF_THE_NODE = {"step_still_s"}  # the node itself decides by it (`homelab.node.run.peer_probe`)
 
 
 class Sample(Message):
     needed: int
     table: dict[str, int] = {}
     text: Annotated[str, markers.Longest(5), marks.PLAIN] = ""
-    only_of_this_test: Exit | None = None
 
 
 class Longer(Sample):
@@ -79,34 +76,6 @@ class Unbounded(Message):
 def test_a_limit_that_a_type_cannot_have_is_refused() -> None:
     with pytest.raises(TypeError, match="no limit of a int"):
         read(Unbounded, {"number": 1})
-
-
-def _kinds(kind: Any) -> Iterator[type[Message]]:
-    """The messages in a type."""
-    if isinstance(kind, type) and issubclass(kind, Message):
-        yield kind
-        for hint in get_type_hints(kind, include_extras=True).values():
-            yield from _kinds(hint)
-    for part in get_args(kind):
-        yield from _kinds(part)
-
-
-def _read_names() -> set[str]:
-    """Every attribute and every key that the controller reads, itself or by a property of a message."""
-    files = [file for room in ("controller", "cli", "shared/protocol") for file in (HOMELAB / room).rglob("*.py")]
-    return {name for file in files for name in re.findall(r'[."](\w+)', file.read_text())}
-
-
-def test_every_field_of_a_message_is_read() -> None:
-    """What nobody reads costs bytes in every answer, and nobody sees when it is wrong."""
-    read_names = _read_names() | OF_THE_NODE
-    kinds = {
-        kind
-        for shape in [*(verb.answer_type() for verb in VERBS.values()), Listening, RunAtWork, RunRecovered, Sample]
-        for kind in _kinds(shape)
-    }
-    unread = {f"{kind.__name__}.{name}" for kind in kinds for name in set(defaults(kind)) - read_names}
-    assert unread == {"Sample.only_of_this_test"}, "of a message that only this test has"
 
 
 def test_every_model_of_the_controller_can_be_built() -> None:
@@ -157,7 +126,7 @@ def _taken(tree: ast.Module, names: tuple[str, ...]) -> Iterator[str]:
 
 def test_every_key_that_is_taken_from_an_answer_is_declared() -> None:
     """Types do not see a key: a field that leaves a message, because nobody seems to read it, would be missing without a word."""
-    declared = {name for verb in VERBS.values() for kind in _kinds(verb.answer_type()) for name in defaults(kind)}
+    declared = {name for verb in VERBS.values() for kind in kinds_in(verb.answer_type()) for name in defaults(kind)}
     found = set()
     for file in (HOMELAB / "controller").rglob("*.py"):
         names = (

@@ -39,6 +39,7 @@ from homelab.shared.protocol.card_messages import GpuFacts
 from homelab.shared.protocol.collective_messages import CollectiveLine, CollectiveRank
 from homelab.shared.protocol.collective_stages import DONE
 from homelab.shared.protocol.errors import parts_of
+from homelab.shared.protocol.network_messages import FreePortRequest
 
 PROGRAM = ("-m", "homelab.worker.tools.card_speed")
 SOURCE = "homelab bench card"
@@ -105,21 +106,20 @@ def _plan(fleet: Fleet, facts: Facts, card: GpuFacts | None) -> Plan:
 def _run(fleet: Fleet, plan: Plan, question: dict[str, Any], say: Say) -> dict[str, Any]:
     """The results of the rank. Ctrl-C ends it on the node."""
     name, job = plan.nodes[0].name, f"card-{secrets.token_hex(4)}"
-    port = fleet.ask("free-port", {"low": plan.master_port + 1}, names=[name])
+    port = fleet.ask("free-port", FreePortRequest(low=plan.master_port + 1), names=[name])
     for error in port[1].values():
         raise error
     plan = plan.model_copy(update={"master_port": int(port[0][name]["port"])})
     body = short_job.request(plan, name, job, PROGRAM)
-    environment = {key: value for key, value in body["environment"].items() if key not in ("HOMELAB_RUN_DIR", "HOMELAB_ATTEMPT")} | {
+    environment = {key: value for key, value in body.environment.items() if key not in ("HOMELAB_RUN_DIR", "HOMELAB_ATTEMPT")} | {
         "HF_HUB_OFFLINE": "1"
     }
     streams: dict[str, Stream] = {}
     clean = False
     try:
         with signals.held():
-            streams = {
-                name: fleet.agent(name).open("collective", body | {"environment": environment, "limit_s": LIMIT_S, "input": question})
-            }
+            request = body.replace(environment=environment, limit_s=LIMIT_S, input=question)
+            streams = {name: fleet.agent(name).open("collective", request)}
         with short_job.listening(streams) as lines:
             last = _until_done(name, lines, say)
         clean = last.ended is not None and not last.ended.left

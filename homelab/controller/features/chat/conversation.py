@@ -18,6 +18,7 @@ from homelab.controller.remote.fanout import Fleet
 from homelab.controller.remote.session import Stream
 from homelab.controller.run import run_folder
 from homelab.controller.run.paths import RunPaths
+from homelab.shared.protocol.request import RunRequest
 
 Message = dict[str, str]
 
@@ -86,7 +87,7 @@ def begin(fleet: Fleet, paths: RunPaths, models: Sequence[str]) -> NodeConversat
 
 def _open(fleet: Fleet, paths: RunPaths, name: str, models: Sequence[str]) -> NodeConversation:
     agent = fleet.agent(name)
-    agent.ask("result-look", {"run": paths.name})  # the code is shipped
+    agent.ask("result-look", RunRequest(run=paths.name))  # the code is shipped
     stream = agent.open("converse", {"run": paths.name, "models": list(models)})
     try:
         message = _message(stream, name, paths.name)

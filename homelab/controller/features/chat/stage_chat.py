@@ -24,9 +24,10 @@ from homelab.controller.remote.decoding import decoded
 from homelab.controller.remote.fanout import Fleet, on_all
 from homelab.controller.remote.session import Stream
 from homelab.controller.run import signals
-from homelab.shared.protocol.collective_messages import CollectiveLine
+from homelab.shared.protocol.collective_messages import CollectiveLine, CollectiveRequest
 from homelab.shared.protocol.collective_stages import DONE
 from homelab.shared.protocol.errors import parts_of
+from homelab.shared.protocol.network_messages import FreePortRequest
 
 PROGRAM = ("-m", "homelab.worker.tools.stage_chat")
 SILENT_S = 20.0  # the agent says something every second
@@ -80,18 +81,18 @@ def _port(fleet: Fleet, plan: Plan) -> int:
                 f"the model has {layers(plan, name)}, and this node is not in cluster.toml", where=plan.run,
                 hint=Hint("write the node into cluster.toml again, or have the layers cut anew: {}", homelab("recover", plan.run)),
             )  # fmt: skip
-    answers, errors = fleet.ask("free-port", {"low": plan.master_port + 1}, names=names)
+    answers, errors = fleet.ask("free-port", FreePortRequest(low=plan.master_port + 1), names=names)
     for name, error in errors.items():
         raise type(error)(f"the model has {layers(plan, name)}, which are needed: {error.message}", where=error.where, hint=error.hint)
     return int(answers[plan.head]["port"])
 
 
-def _request(plan: Plan, node: NodePlan, job: str, question: Mapping[str, Any]) -> dict[str, Any]:
+def _request(plan: Plan, node: NodePlan, job: str, question: Mapping[str, Any]) -> CollectiveRequest:
     body = short_job.request(plan, node.name, job, PROGRAM)
     # The code is that of the agent: the run may be of an older version.
-    environment = {key: value for key, value in body["environment"].items() if key != "PYTHONPATH"}
+    environment = {key: value for key, value in body.environment.items() if key != "PYTHONPATH"}
     environment |= {"HOMELAB_ATTEMPT": str(plan.attempt), "HOMELAB_PATIENCE_S": str(_LIMIT_S), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    return body | {"environment": environment, "limit_s": _LIMIT_S, "input": dict(question)}
+    return body.replace(environment=environment, limit_s=_LIMIT_S, input=dict(question))
 
 
 class _Watch:

@@ -27,7 +27,7 @@ from homelab.controller.remote.decoding import decoded
 from homelab.controller.remote.fanout import Fleet, on_all
 from homelab.controller.remote.session import Stream
 from homelab.controller.run import signals
-from homelab.shared.protocol.collective_messages import CollectiveLine, CollectiveLook
+from homelab.shared.protocol.collective_messages import CollectiveLine, CollectiveLook, CollectiveRequest, JobRequest, KeepRequest
 
 PROGRAM = ("-m", "homelab.worker.tools.collective_check")
 _AGENT_LIMIT_S = 280.0  # more than any limit here: an agent without a listener ends its part by itself
@@ -68,7 +68,7 @@ def keep(fleet: Fleet, evidence: Evidence, result: CollectiveResult) -> None:
     """Have every node remember a test that passed on this cluster (`checks.collective.needed`). What cannot be kept is tested again."""
     if result.passed:
         record = {"fingerprint": judges.fingerprint(evidence), "time": time.time(), "results": result.results()}
-        fleet.ask("collective-keep", {"record": record}, names=list(evidence.facts))
+        fleet.ask("collective-keep", KeepRequest(record=record), names=list(evidence.facts))
 
 
 def _plan(evidence: Evidence) -> Plan:
@@ -80,13 +80,13 @@ def _plan(evidence: Evidence) -> Plan:
     return planner.planned(replace(planner.inputs_of(cluster, evidence.facts, script, [], "collective"), port=evidence.master_port))
 
 
-def _request(plan: Plan, name: str, test: str) -> dict[str, Any]:
+def _request(plan: Plan, name: str, test: str) -> CollectiveRequest:
     """What a node is told: the launch's own environment without the run in it."""
     body = short_job.request(plan, name, test, [*PROGRAM, plan.backend])
-    environment = {key: value for key, value in body["environment"].items() if key not in ("HOMELAB_RUN_DIR", "HOMELAB_ATTEMPT")}
+    environment = {key: value for key, value in body.environment.items() if key not in ("HOMELAB_RUN_DIR", "HOMELAB_ATTEMPT")}
     if plan.backend == "nccl":
         environment["NCCL_DEBUG_FILE"] = "nccl-%h-%p.log"  # in the folder of the test, which is where its ranks stand
-    return body | {"environment": environment | {"HOMELAB_DDP_TIMEOUT_S": str(_GROUP_LIMIT_S)}, "limit_s": _AGENT_LIMIT_S}
+    return body.replace(environment=environment | {"HOMELAB_DDP_TIMEOUT_S": str(_GROUP_LIMIT_S)}, limit_s=_AGENT_LIMIT_S)
 
 
 def _watch(
@@ -181,7 +181,7 @@ def _given_up(
     if outcome.kind == "stuck":
         names = [name for name in result.nodes if not stages.is_silent(name, now) and name not in stages.lost]
         say("collective test: asking every node what it is doing")
-        answers, _ = fleet.ask("collective-look", {"name": test}, names=names, timeout_s=short_job.ASK_S)
+        answers, _ = fleet.ask("collective-look", JobRequest(name=test), names=names, timeout_s=short_job.ASK_S)
         for name, answer in answers.items():
             node_look = read(CollectiveLook, answer)
             # for ranks that have not begun: the log of torchrun

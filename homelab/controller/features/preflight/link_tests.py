@@ -25,7 +25,7 @@ from homelab.controller.remote import answers
 from homelab.controller.remote.decoding import decoded
 from homelab.controller.remote.fanout import Fleet, on_all
 from homelab.controller.remote.session import Stream
-from homelab.shared.protocol.network_messages import Dial, Dials, Listening
+from homelab.shared.protocol.network_messages import Dial, Dials, Listening, MeetRequest
 
 _TIMEOUT_S = 2.0  # of one connect: the kernel repeats a lost packet after 1 s
 _OPEN_S = 20.0
@@ -144,7 +144,7 @@ class LinkTest:
 
 def _open(fleet: Fleet, evidence: Evidence, name: str, head: str | None) -> tuple[Stream, Listening]:
     address = evidence.lan[name][0]
-    request = {"address": address, "port": evidence.master_port if name == head else None, "seconds": 120}
+    request = MeetRequest(address=address, port=evidence.master_port if name == head else None, seconds=120)
     stream = fleet.agent(name).open("meet", request)
     try:
         answer = decoded(stream.readline(_OPEN_S))

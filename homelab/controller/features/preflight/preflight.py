@@ -22,6 +22,7 @@ from homelab.controller.features.preflight import collective_check as collective
 from homelab.controller.features.preflight import data_sample, gather, model_build
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.fanout import Fleet
+from homelab.shared.protocol.network_messages import FreePortRequest
 
 DEFAULT_PORT = 29500
 
@@ -87,7 +88,7 @@ def _with_free_port(fleet: Fleet, evidence: Evidence) -> Evidence:
     if head is None or held is None or held.free or not held.holder_run or runs.why_stale(head, held.holder_run):
         return evidence
     try:
-        port = int(fleet.agent(evidence.head).ask("free-port", {"low": evidence.master_port + 1})["port"])
+        port = int(fleet.agent(evidence.head).ask("free-port", FreePortRequest(low=evidence.master_port + 1))["port"])
     except HomelabError:
         return evidence
     free = head.model_copy(update={"network": head.network.model_copy(update={"port": PortFacts(free=True)})})

@@ -17,6 +17,7 @@ from homelab.controller.run import store
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol import checkpoint_holders
 from homelab.shared.protocol.checkpoint_holders import Copy
+from homelab.shared.protocol.checkpoint_messages import CheckpointRequest
 
 _TIMEOUT_S = 4 * 3600.0  # a full fine-tune's checkpoint has tens of GB; a node that falls silent meanwhile is noticed by itself
 
@@ -41,7 +42,7 @@ def bring(
     source, targets = moves[0].source, [move.target for move in moves]
     say(f"bringing checkpoint {checkpoint.step} from {source} to {', '.join(targets)}")
     size = _size_bytes(paths, checkpoint, source)
-    request = {"run": paths.name, "step": checkpoint.step, "files": dict(checkpoint.files), "bytes": size}
+    request = CheckpointRequest(run=paths.name, step=checkpoint.step, files=dict(checkpoint.files), bytes=size)
     # In the run's folder: the one for temporary files is often in memory.
     with (
         store.disk_errors_as_hints(paths.root / ".checkpoint"),

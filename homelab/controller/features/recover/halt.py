@@ -20,6 +20,7 @@ from homelab.controller.run.events import event
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol import checkpoint_holders
 from homelab.shared.protocol.checkpoint_holders import REPLICATED, Holding
+from homelab.shared.protocol.checkpoint_messages import CheckpointsRequest
 
 UNNAMED = "--nodes does not name it"
 _READ_S = 1800.0  # a full fine-tune's checkpoint has tens of GB
@@ -85,7 +86,7 @@ def newest_checkpoint(
     if from_scratch == "always":
         return ResumePoint(0, [])
     say("looking for the newest complete checkpoint")
-    request = {"run": paths.name, "set_aside": layout == REPLICATED, "layout": layout}
+    request = CheckpointsRequest(run=paths.name, set_aside=layout == REPLICATED, layout=layout)
     answers, errors = fleet.ask("checkpoints", request, names=names, timeout_s=_READ_S)
     found = checkpoint_holders.choose(_held({name: answers[name] for name in names if name in answers}, layout))
     newest, mute = found.step, [*silent, *errors]

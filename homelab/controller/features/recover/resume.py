@@ -27,6 +27,7 @@ from homelab.controller.run.claims import ClaimedRun
 from homelab.controller.run.events import Event, event, resumed
 from homelab.controller.run.fingerprint import as_begun
 from homelab.controller.run.paths import RunPaths
+from homelab.shared.protocol.network_messages import FreePortRequest
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ def _fresh_port(fleet: Fleet, names: Sequence[str], first: int, last: int) -> in
     """A rendezvous port that is free on the first node that answers, and not the last attempt's."""
     for name in names:
         try:
-            return int(fleet.agent(name).ask("free-port", {"low": max(first, last) + 1})["port"])
+            return int(fleet.agent(name).ask("free-port", FreePortRequest(low=max(first, last) + 1))["port"])
         except HomelabError:
             continue
     return last + 1

@@ -17,7 +17,9 @@ from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import fingerprint, store
 from homelab.controller.run import shipped_files as shipped
 from homelab.controller.run.paths import RunPaths
+from homelab.shared.protocol.checkpoint_messages import CheckpointRequest
 from homelab.shared.protocol.digest import file_sha256
+from homelab.shared.protocol.request import RunRequest
 
 _MOST_SHOWN = 5
 
@@ -44,7 +46,7 @@ def refuse_other_checkpoint(
     Returns the sha256 of its files on each node, as far as the node says them, and the bytes of all of them.
     """
     own_hash = described.get("recipe_hash")
-    answers, _ = fleet.ask("manifest", {"run": paths.name, "step": step}, names=holders)
+    answers, _ = fleet.ask("manifest", CheckpointRequest(run=paths.name, step=step), names=holders)
     for node, answer in answers.items():
         saved = answer.get("recipe_hash")
         if saved == own_hash:
@@ -118,7 +120,7 @@ def changed_here(described: Mapping[str, Any]) -> list[Hint]:
 
 def _on_nodes(fleet: Fleet, paths: RunPaths) -> list[dict[str, Any]]:
     """run.json of the nodes whose copy was not edited."""
-    answers, _ = fleet.ask("describe", {"run": paths.name})
+    answers, _ = fleet.ask("describe", RunRequest(run=paths.name))
     descriptions = [answer["run_json"] for answer in answers.values() if answer["run_json"]]
     return [entry for entry in descriptions if fingerprint.fingerprint(entry) == entry.get("recipe_hash") is not None]
 

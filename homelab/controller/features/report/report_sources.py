@@ -22,6 +22,7 @@ from homelab.controller.run import event_log, run_folder, run_record, store
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol import profile_files
 from homelab.shared.protocol.rank_messages import Metric
+from homelab.shared.protocol.request import RunRequest
 from homelab.shared.protocol.run_messages import CardJoules, Energies
 
 
@@ -69,7 +70,7 @@ def _energy(fleet: Fleet, paths: RunPaths, plans: Mapping[int, Plan]) -> dict[Pl
     """What the nodes say now, and of those that do not answer what they said for an earlier report: it is kept in the run's folder."""
     said = store.read_object(paths.energy_json)
     if any(plan.device == "cuda" for plan in plans.values()):
-        answers, _ = fleet.ask("energies", {"run": paths.name})
+        answers, _ = fleet.ask("energies", RunRequest(run=paths.name))
         said.update({node: answer for node, answer in answers.items() if answer["attempts"]})
         if said:
             store.write_json(paths.energy_json, said)

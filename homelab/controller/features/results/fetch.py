@@ -19,7 +19,8 @@ from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import run_folder
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol import layout, result_files
-from homelab.shared.protocol.result_messages import ResultFiles, Results, SavedFiles
+from homelab.shared.protocol.request import RunRequest
+from homelab.shared.protocol.result_messages import ResultFiles, ResultRequest, Results, SavedFiles
 
 _LIST_TIMEOUT_S = 3 * 3600.0  # the node reads every file once, for its digest
 
@@ -56,7 +57,7 @@ def _looked(fleet: Fleet, paths: RunPaths) -> tuple[Mapping[str, Results], Mappi
     names = [node.name for node in run_folder.plan_of(paths).nodes if node.name in known]
     if not names:
         raise HomelabError("none of the run's nodes is in cluster.toml", where=paths.name, hint=homelab("runs"))
-    answers, errors = fleet.ask("result-look", {"run": paths.name}, names=names)
+    answers, errors = fleet.ask("result-look", RunRequest(run=paths.name), names=names)
     return {name: read(Results, answer) for name, answer in answers.items()}, errors
 
 
@@ -110,7 +111,7 @@ def merged(fleet: Fleet, paths: RunPaths, place: Path, say: Say) -> Fetched:
 def bring(fleet: Fleet, paths: RunPaths, chosen: ModelHolder, place: Path, say: Say) -> Fetched:
     """Bring one folder of results from its node to `place`. What was cut off goes on at the next call; a second call changes nothing."""
     agent = fleet.agent(chosen.node)
-    request = {"run": paths.name, "folder": chosen.folder}
+    request = ResultRequest(run=paths.name, folder=chosen.folder)
     say(f"{chosen.node}: reading the files for their digests")
     verb, shape = ("saved-files", SavedFiles) if chosen.folder == layout.SAVED else ("result-files", ResultFiles)
     answer = read(shape, agent.ask(verb, request, timeout_s=_LIST_TIMEOUT_S))

@@ -16,6 +16,7 @@ from homelab.controller.run import run_folder
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.law import usable
 from homelab.shared.protocol import result_files
+from homelab.shared.protocol.request import RunRequest
 
 _BY_LIBRARY = "q4_k_m"  # llama.cpp's converter writes the other kinds without its library
 
@@ -35,7 +36,7 @@ def gguf(fleet: Fleet, paths: RunPaths, wanted: GgufRequest, place: Path, say: S
     say("looking where the model is")
     source = _whole_model(fleet, paths, say)
     agent = fleet.agent(source.node)
-    machine = agent.ask("result-look", {"run": paths.name})["machine"] if wanted.kind == _BY_LIBRARY else None
+    machine = agent.ask("result-look", RunRequest(run=paths.name))["machine"] if wanted.kind == _BY_LIBRARY else None
     say("fetching llama.cpp's converter, where it is not here yet")
     digest, archive = llama_cpp.archive(machine, wanted.checkout, homelab("gguf", paths.name))
     folder = f"{agent.node.workdir}/llama.cpp/{digest}"

@@ -15,6 +15,7 @@ from homelab.controller.base.say import Say
 from homelab.controller.remote.agent import Agent
 from homelab.controller.remote.decoding import decoded
 from homelab.shared.protocol import result_files
+from homelab.shared.protocol.request import RunRequest
 
 _SILENT_S = 60.0  # the node says a line every few seconds
 
@@ -22,7 +23,7 @@ _SILENT_S = 60.0  # the node says a line every few seconds
 def run_node_program(agent: Agent, program: str, request: dict[str, Any], say: Say) -> Made:
     """Run `program` ("model_export", "merge" or "gguf") there, and say its progress. Raises its error in three parts, UnreachableError."""
     name = agent.node.name
-    agent.ask("result-look", {"run": request["run"]})  # the code is shipped
+    agent.ask("result-look", RunRequest(run=request["run"]))  # the code is shipped
     stream = agent.open("result-make", {**request, "program": program})
     try:
         while True:

@@ -22,7 +22,7 @@ from homelab.controller.remote.agent import Agent
 from homelab.controller.run import store
 from homelab.shared.protocol import files, result_files
 from homelab.shared.protocol.digest import file_sha256
-from homelab.shared.protocol.result_messages import ResultFile
+from homelab.shared.protocol.result_messages import PartRequest, ResultFile, ResultRequest
 
 RECORD = "fetched.json"
 _PART = ".part"
@@ -94,7 +94,7 @@ def look(partial: Path, wanted: Sequence[ResultFile]) -> tuple[Missing, ...]:
     return found
 
 
-def one(agent: Agent, request: dict[str, Any], part: Missing, partial: Path, told: Callable[[int], None]) -> None:
+def one(agent: Agent, request: ResultRequest, part: Missing, partial: Path, told: Callable[[int], None]) -> None:
     """Bring one file. Raises HomelabError where it comes damaged again and again, UnreachableError where the node is gone: then call again."""
     file, path = part.file, partial / f"{part.file.sha256}{_PART}"
     for _ in range(_MOST_BEGINNINGS):
@@ -106,7 +106,7 @@ def one(agent: Agent, request: dict[str, Any], part: Missing, partial: Path, tol
                 into = _Counted(out, count, told)
                 agent.fetch(
                     "result-part",
-                    {**request, "name": file.name, "offset": have, "count": count},
+                    PartRequest(run=request.run, folder=request.folder, name=file.name, offset=have, count=count),
                     cast(BinaryIO, into),
                     most_bytes=count,
                     timeout_s=_PIECE_TIMEOUT_S,
@@ -115,7 +115,7 @@ def one(agent: Agent, request: dict[str, Any], part: Missing, partial: Path, tol
                     raise HomelabError(
                         f"{file.name} became shorter while it was fetched",
                         where=f"node {agent.node.name}",
-                        hint=homelab("fetch", request["run"]),
+                        hint=homelab("fetch", request.run),
                     )
             out.flush()
             os.fsync(out.fileno())
@@ -125,13 +125,13 @@ def one(agent: Agent, request: dict[str, Any], part: Missing, partial: Path, tol
         told(-file.size)
     else:
         raise HomelabError(
-            f"{file.name} arrived damaged {_MOST_BEGINNINGS} times", where=f"node {agent.node.name}", hint=homelab("fetch", request["run"])
+            f"{file.name} arrived damaged {_MOST_BEGINNINGS} times", where=f"node {agent.node.name}", hint=homelab("fetch", request.run)
         )
     with path.open("rb") as stream:
         fault = weights_fault(file.name, stream.read(9), file.size)
     if fault:
         path.unlink()
-        raise HomelabError(f"{file.name} is refused: {fault}", where=f"node {agent.node.name}", hint=homelab("logs", request["run"]))
+        raise HomelabError(f"{file.name} is refused: {fault}", where=f"node {agent.node.name}", hint=homelab("logs", request.run))
     with store.disk_errors_as_hints(partial / file.name):
         (partial / file.name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(path, partial / file.name)

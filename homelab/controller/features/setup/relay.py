@@ -20,6 +20,7 @@ from homelab.controller.remote import answers
 from homelab.controller.remote.agent import Agent
 from homelab.controller.remote.decoding import decoded
 from homelab.controller.remote.session import Stream
+from homelab.shared.protocol.setup_messages import ShareRequest
 
 _OPEN_S = 20.0
 
@@ -27,9 +28,10 @@ _OPEN_S = 20.0
 @contextlib.contextmanager
 def sharing(agent: Agent, target: Target, parts: Sequence[NeededFile], say: Say) -> Iterator[dict[str, str]]:
     """{sha256: address} of these files, which the node serves to the others until the end of the block; nothing where it cannot."""
-    files = {part.sha256: {"name": part.name, **target.request} for part in parts}
+    of_model = {"model": target.model, "commit": target.commit} if target.model else {}
+    files = {part.sha256: {"name": part.name, **of_model} for part in parts}
     try:
-        stream = agent.open("setup-share", {"address": agent.node.lan_address or "", "files": files})
+        stream = agent.open("setup-share", ShareRequest(address=agent.node.lan_address or "", files=files))
     except HomelabError as error:
         say(f"{agent.node.name} cannot share what it has ({error.message}); this machine sends it")
         yield {}

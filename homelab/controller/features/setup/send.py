@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,8 @@ from homelab.controller.base.errors import HomelabError, UnreachableError
 from homelab.controller.base.hint import homelab
 from homelab.controller.features.setup.setup_plan import NeededFile
 from homelab.controller.remote.agent import Agent
+from homelab.shared.protocol.message import fields
+from homelab.shared.protocol.setup_messages import FetchRequest, PieceRequest
 
 PIECE_BYTES = 32 << 20
 _FETCHED_BYTES = 128 << 20  # a request more costs a handshake
@@ -19,10 +21,11 @@ _MOST_BEGINNINGS = 3
 
 @dataclass(frozen=True)
 class Target:
-    """The verb of the node that takes pieces, and what it wants to be told besides."""
+    """The verb of the node that takes pieces, and the model that they are of."""
 
     verb: str
-    request: Mapping[str, str]
+    model: str = ""
+    commit: str = ""
 
 
 def file(agent: Agent, target: Target, part: NeededFile, source: Path, have: int, told: Callable[[int], None]) -> None:
@@ -49,12 +52,13 @@ def fetched(agent: Agent, target: Target, part: NeededFile, address: str, have: 
         for scheme in ("http", "https")
         if (value := environment.get(f"{scheme}_proxy") or environment.get(f"{scheme.upper()}_PROXY"))
     }
-    beside = {"url": address, "most": _FETCHED_BYTES, "proxies": proxies}
+
+    def step(offset: int) -> int:
+        request = FetchRequest(**fields(_request(target, part, offset)), url=address, most=_FETCHED_BYTES, proxies=proxies)
+        return int(agent.ask("setup-fetch", request, timeout_s=_PIECE_TIMEOUT_S)["have"])
+
     try:
-        _until_whole(
-            agent, part, address, have, told,
-            lambda offset: int(agent.ask("setup-fetch", {**_request(target, part, offset), **beside}, timeout_s=_PIECE_TIMEOUT_S)["have"]),
-        )  # fmt: skip
+        _until_whole(agent, part, address, have, told, step)
     except UnreachableError:
         raise
     except HomelabError as error:
@@ -62,8 +66,8 @@ def fetched(agent: Agent, target: Target, part: NeededFile, address: str, have: 
     return None
 
 
-def _request(target: Target, part: NeededFile, offset: int) -> dict[str, str | int]:
-    return {**target.request, "name": part.name, "sha256": part.sha256, "size": part.size_bytes, "offset": offset}
+def _request(target: Target, part: NeededFile, offset: int) -> PieceRequest:
+    return PieceRequest(name=part.name, sha256=part.sha256, size=part.size_bytes, offset=offset, model=target.model, commit=target.commit)
 
 
 def _until_whole(agent: Agent, part: NeededFile, source: str, have: int, told: Callable[[int], None], step: Callable[[int], int]) -> None:

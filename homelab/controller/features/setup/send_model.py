@@ -16,7 +16,7 @@ from homelab.controller.features.setup.setup_plan import SetupOptions
 from homelab.controller.features.setup.transfer_progress import TransferProgress
 from homelab.controller.remote.agent import Agent
 from homelab.controller.remote.fanout import Fleet, Outcome, on_all
-from homelab.shared.protocol.setup_messages import ModelState
+from homelab.shared.protocol.setup_messages import ModelRequest, ModelState
 
 _LOOK_TIMEOUT_S = 3600.0  # a large model is read to its end once
 
@@ -42,7 +42,7 @@ class ModelDone(DisplayValue):
 def run(fleet: Fleet, names: Iterable[str], source: ModelSource, how: SetupOptions, say: Say) -> Outcome[ModelDone]:
     """Bring what is missing, or with `check` only compare. One node's error does not stop the others."""
     say(f"looking for {source.name} on the nodes")
-    target = send.Target("model-receive", {"model": source.place, "commit": source.commit})
+    target = send.Target("model-receive", source.place, source.commit)
     states, errors = on_all(list(names), lambda name: _look(fleet.agent(name), source, target), stop=fleet.give_up_all)
     progress, done, failed = TransferProgress(say), dict[str, ModelDone](), dict[str, HomelabError]()
 
@@ -67,8 +67,8 @@ def run(fleet: Fleet, names: Iterable[str], source: ModelSource, how: SetupOptio
 
 
 def _look(agent: Agent, source: ModelSource, target: send.Target) -> ModelState:
-    wanted = {part.name: part.sha256 for part in source.files}
-    return read(ModelState, agent.ask("model-look", {**target.request, "files": wanted}, timeout_s=_LOOK_TIMEOUT_S))
+    request = ModelRequest(model=target.model, commit=target.commit, files={part.name: part.sha256 for part in source.files})
+    return read(ModelState, agent.ask("model-look", request, timeout_s=_LOOK_TIMEOUT_S))
 
 
 def _bring(

@@ -23,7 +23,7 @@ from homelab.controller.features.setup.transfer_progress import TransferProgress
 from homelab.controller.features.setup.wanted import WantedPackages
 from homelab.controller.remote.agent import Agent
 from homelab.controller.remote.fanout import Fleet, Outcome, on_all
-from homelab.shared.protocol.setup_messages import SetupState
+from homelab.shared.protocol.setup_messages import LookRequest, MakeRequest, SetupState
 
 _LOOK_TIMEOUT_S = 300.0  # some gigabytes are read to their ends
 _MAKE_TIMEOUT_S = 3600.0
@@ -112,7 +112,7 @@ def look(agent: Agent, wanted_files: Mapping[str, str]) -> SetupState:
             f"setup makes environments, and {node.python} is in none", where=f"cluster.toml, node {node.name}: python",
             hint=Hint("edit cluster.toml, node {}: python = \"~/.homelab/env/bin/python\"; then: {}", node.name, homelab("setup", node.name)),
         )  # fmt: skip
-    request = {"environment": environment, "files": dict(wanted_files)}
+    request = LookRequest(environment=environment, files=dict(wanted_files))
     return read(SetupState, agent.ask("setup-look", request, timeout_s=_LOOK_TIMEOUT_S))
 
 
@@ -165,13 +165,9 @@ def _bring(agent: Agent, state: SetupState, platform: Platform, lock: Lock, supp
     refused: set[str] = set()
     for part in steps.parts:
         supply.bring(agent, part, state.partial.get(part.name, 0), lambda count: progress.add(name, count), refused)
-    request = {
-        "environment": environment_of(agent.node),
-        "python": python,
-        "version": platform.python,
-        "lock": lock.digest,
-        "is_closed": lock.is_closed,
-    }
+    request = MakeRequest(
+        environment=environment_of(agent.node) or "", python=python, version=platform.python, lock=lock.digest, is_closed=lock.is_closed
+    )
     progress.end(name, f"installing {len(lock.packages)} packages")
     progress.installing.add(name)
     made = when_free(

@@ -17,7 +17,7 @@ from homelab.controller.remote.agent import Agent
 from homelab.shared.protocol import files
 from homelab.shared.protocol.digest import file_sha256
 
-_TARGET = send.Target("setup-receive", {})
+_TARGET = send.Target("setup-receive")
 # A wheel is a zip archive. Measured: 2.2 times for torch of PyPI (CUDA 13), 4 times for transformers.
 _UNPACKED_TIMES = 4
 

@@ -204,7 +204,8 @@ class Watcher:
                 rank = str(line.get("rank"))
                 known_lines[rank] = known_lines.get(rank, 0) + 1
         request = node_matching.poll_request(self._paths.name, tail_lines=200, known_lines=known_lines)
-        request |= {"lines_of_attempt": attempt, "before": attempt not in self._asked_before and self._lacks(plan.resume_step)}
+        has_all_before = attempt in self._asked_before or not self._lacks(plan.resume_step)
+        request = request.replace(lines_of_attempt=attempt, before=not has_all_before)
         answers, self.unreachable, self.ways = node_matching.poll(self._fleet, request, names, timeout_s=_POLL_TIMEOUT_S)
         if self._is_left:
             raise KeyboardInterrupt

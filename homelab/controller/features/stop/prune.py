@@ -13,6 +13,7 @@ from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import run_folder, store, supervisor_lock
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.pruning import PrunableRun
+from homelab.shared.protocol.request import RunRequest
 
 HERE = "this machine"
 _WEIGH_S, _REMOVE_S = 120.0, 600.0
@@ -52,7 +53,9 @@ def _unasked(paths: RunPaths | None, silent: dict[str, HomelabError]) -> Sequenc
 def remove(fleet: Fleet, runs_dir: Path, run: PrunableRun, say: Say) -> None:
     """Remove it from the nodes, then from here. Raises the first node's error; then its folder here stays, and the next call goes on."""
     say(f"removing {run.name}")
-    _, errors = fleet.ask("run-remove", {"run": run.name}, names=[place for place in run.bytes_on if place != HERE], timeout_s=_REMOVE_S)
+    _, errors = fleet.ask(
+        "run-remove", RunRequest(run=run.name), names=[place for place in run.bytes_on if place != HERE], timeout_s=_REMOVE_S
+    )
     if errors:
         raise next(iter(errors.values()))
     for half in runs_dir.glob(f"{_REMOVED}*"):  # of a call that was cut off

@@ -23,6 +23,7 @@ from homelab.controller.run import claims, event_log, run_folder, store
 from homelab.controller.run.events import note
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol import checkpoint_holders
+from homelab.shared.protocol.request import RunRequest
 
 # Of a node: stacks within 1 s, nvidia-smi within 5 s, the flight recorder within 3 s.
 _DUMP_TIMEOUT_S = 12.0
@@ -126,7 +127,7 @@ def _end_of(plan: Plan, incident: acts.Incident) -> AttemptEnd:
 
 def _keep_stack_dumps(fleet: Fleet, paths: RunPaths, plan: Plan, names: Collection[str]) -> None:
     """Ask these nodes; a node that does not answer is left out."""
-    answers, _ = fleet.ask("stacks", {"run": paths.name}, names=names, timeout_s=_DUMP_TIMEOUT_S)
+    answers, _ = fleet.ask("stacks", RunRequest(run=paths.name), names=names, timeout_s=_DUMP_TIMEOUT_S)
     for name, answer in answers.items():
         folder = paths.node(plan.attempt, name)
         with store.best_effort_write(folder):

@@ -17,6 +17,7 @@ from homelab.controller.remote.agent import Agent, connect
 from homelab.controller.remote.decoding import decoded
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import process_owner
+from homelab.shared.protocol.run_requests import FollowRequest
 
 _AGAIN_S = 1.0
 # A follower that gets no processor for a while beside its rank is heard again sooner than a new one would come to its first word.
@@ -30,7 +31,7 @@ class StatusStreams:
 
     def __init__(self, cluster: Cluster, run: str, attempt: int, names: list[str]) -> None:
         self._cluster = cluster
-        self._request = {"run": run, "attempt": attempt, "by": process_owner.name(), "process": process_owner.mark()}
+        self._request = FollowRequest(run=run, attempt=attempt, by=process_owner.name(), process=process_owner.mark())
         self._statuses: dict[str, tuple[NodeStatus, float]] = {}
         self._ended = threading.Event()
         self._changed = threading.Condition()
@@ -81,7 +82,7 @@ class StatusStreams:
             try:
                 agent = connect(self._cluster, self._cluster.node(name))
                 agent.ask("free-port")  # ships the code where it is missing; a stream cannot
-                stream = agent.open("follow", dict(self._request))
+                stream = agent.open("follow", self._request)
                 try:
                     while not self._ended.is_set():
                         line = stream.readline(_PATIENCE_S)

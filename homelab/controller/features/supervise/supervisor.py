@@ -38,6 +38,7 @@ from homelab.controller.run import event_log, run_folder, store, supervisor_lock
 from homelab.controller.run.events import event
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.restart import Restart
+from homelab.shared.protocol.run_requests import StopRequest
 
 _LOCK_S = 1.0  # a process that only asks for the lock has it for an instant
 
@@ -212,7 +213,7 @@ class Supervisor:
         """On these nodes a rank may still wait for its peers."""
         with Fleet(self._run.cluster) as fleet:
             # Never what another controller has started meanwhile.
-            fleet.ask("stop", {"run": self._paths.name, "grace_s": STOP_GRACE_S, "after": self._plan.attempt}, names=names)
+            fleet.ask("stop", StopRequest(run=self._paths.name, grace_s=STOP_GRACE_S, after=self._plan.attempt), names=names)
 
     def _collect_aside(self) -> None:
         """`_collect` in a thread: a node that does not answer takes ten seconds."""

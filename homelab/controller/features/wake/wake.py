@@ -22,6 +22,7 @@ from homelab.controller.features.wake.sleepers import Sleeper
 from homelab.controller.remote.agent import connect
 from homelab.controller.remote.fanout import Fleet, on_all
 from homelab.shared.protocol import magic_packet
+from homelab.shared.protocol.network_messages import WakeRequest
 
 LIMIT_S = 180.0  # a machine that was off needs its firmware's checks and a start of its system
 _LOGIN_S = 40.0  # a system that starts refuses logins until it is up (pam_nologin)
@@ -112,7 +113,7 @@ def _send(fleet: Fleet, sleeper: Sleeper, helpers: Sequence[str]) -> str | None:
             return "this machine"
     for helper in helpers:
         with contextlib.suppress(HomelabError):
-            if fleet.agent(helper).ask("wake", {"mac": sleeper.mac, "network": sleeper.network})["sent"]:
+            if fleet.agent(helper).ask("wake", WakeRequest(mac=sleeper.mac, network=sleeper.network))["sent"]:
                 return helper
     return None
 

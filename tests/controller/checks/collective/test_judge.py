@@ -277,7 +277,7 @@ def test_one_box_with_two_cards_is_tested_and_one_card_is_not() -> None:
     alone = replace(box, lan={})
     assert judges.wanted(alone, (), "always"), "it needs no network"
     plan = control._plan(alone)
-    assert (plan.world_size, plan.backend, control._request(plan, "tower", "collective-1")["ranks"]) == (2, "nccl", 2)
+    assert (plan.world_size, plan.backend, control._request(plan, "tower", "collective-1").ranks) == (2, "nccl", 2)
     one = healthy.gpu(names=("tower",))
     assert not judges.wanted(one, (), "always") and not judges.wanted(
         replace(box, plan=healthy.plan([{"node": "tower", "need_gib": 1}])), (), "always"

@@ -20,8 +20,7 @@ from homelab.controller.features.results import fetch, receive
 from homelab.controller.features.results.best_copy import ModelHolder
 from homelab.controller.run import run_folder
 from homelab.controller.run.paths import RunPaths
-from homelab.node.storage import results
-from tests.fakes import FakeFleet
+from tests.fakes import FakeFleet, ask_node
 
 RUN = "2026-01-01-0000-x"
 WEIGHTS = (20).to_bytes(8, "little") + b"{" + bytes(range(256)) * 8000
@@ -243,7 +242,7 @@ def test_no_file_outside_of_it_leaves_a_node(program: FakeFleet, tmp_path: Path,
     (saved / "etc").symlink_to("/etc")
     request = {"workdir": str(tmp_path / "laptop"), "run": RUN, "folder": "saved", "name": name, "offset": 0, "count": 10}
     with pytest.raises(ValueError, match="not a file of a result"):
-        results.send_part(request, io.BytesIO())
+        ask_node("result-part", request, io.BytesIO())
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../x", "a\\x/..", "a/.x"])

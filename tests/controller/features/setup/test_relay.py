@@ -18,8 +18,9 @@ import pytest
 from homelab.controller.features.setup import relay
 from homelab.controller.features.setup.send import Target
 from homelab.controller.features.setup.setup_plan import NeededFile
-from homelab.node.setup import download, pieces, share
+from homelab.node.setup import pieces
 from homelab.shared.protocol.errors import Refusal
+from tests.fakes import ask_node
 
 pytestmark = pytest.mark.timeout(30)
 CONTENT = os.urandom(70_000)
@@ -34,7 +35,7 @@ def serving(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     said = io.StringIO()
     monkeypatch.setattr("sys.stdin", os.fdopen(reading))
     monkeypatch.setattr("builtins.print", lambda text, **_: said.write(text))
-    thread = threading.Thread(target=share.share, args=({"address": "127.0.0.1", "files": files},))
+    thread = threading.Thread(target=ask_node, args=("setup-share", {"address": "127.0.0.1", "files": files}))
     thread.start()
     while not said.getvalue():
         assert thread.is_alive()
@@ -60,8 +61,8 @@ def test_what_one_node_has_another_fetches(home: Path, monkeypatch: pytest.Monke
         monkeypatch.setenv("HOME", str(home / "second"))
         have = 0
         while have < len(CONTENT):
-            have = download.download(
-                {"name": NAME, "sha256": SHA256, "size": len(CONTENT), "offset": have, "most": 30_000, "url": url}
+            have = ask_node(
+                "setup-fetch", {"name": NAME, "sha256": SHA256, "size": len(CONTENT), "offset": have, "most": 30_000, "url": url}
             ).have
         assert Path(pieces.place(NAME)).read_bytes() == CONTENT and str(home / "second") in pieces.place(NAME)
 
@@ -85,15 +86,15 @@ def test_who_knows_no_token_gets_nothing(home: Path, monkeypatch: pytest.MonkeyP
 )
 def test_only_files_of_setup_are_served(home: Path, entry: dict[str, str]) -> None:
     with pytest.raises(ValueError):
-        share.share({"address": "127.0.0.1", "files": {SHA256: entry}})
+        ask_node("setup-share", {"address": "127.0.0.1", "files": {SHA256: entry}})
 
 
 def test_an_address_that_is_not_the_node_s_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
     with pytest.raises(Refusal, match="does not know its address"):
-        share.share({"address": "", "files": {}})
+        ask_node("setup-share", {"address": "", "files": {}})
     with pytest.raises(Refusal, match="no other node can copy"):
-        share.share({"address": "203.0.113.7", "files": {}})
+        ask_node("setup-share", {"address": "203.0.113.7", "files": {}})
 
 
 class Agent:
@@ -119,7 +120,7 @@ class Agent:
 def test_a_node_that_cannot_share_is_no_error(line: bytes) -> None:
     agent = Agent(line)
     with relay.sharing(
-        cast(Any, agent), Target("setup-receive", {}), [NeededFile(name=NAME, sha256=SHA256, size_bytes=1)], lambda text: None
+        cast(Any, agent), Target("setup-receive"), [NeededFile(name=NAME, sha256=SHA256, size_bytes=1)], lambda text: None
     ) as addresses:
         assert addresses == {}
     assert agent.is_closed

@@ -13,11 +13,11 @@ from homelab.controller.base.errors import HomelabError, SilentError, Unreachabl
 from homelab.controller.facts.network import Interface
 from homelab.controller.features.wake import sleepers, wake
 from homelab.controller.features.wake.sleepers import Sleeper
-from homelab.node.network import wake as node_wake
 from homelab.node.system import ports
 from homelab.shared.protocol import magic_packet
-from homelab.shared.protocol.network_messages import PacketSent
+from homelab.shared.protocol.network_messages import PacketSent, WakeRequest
 from tests import builders
+from tests.fakes import ask_node
 
 pytestmark = pytest.mark.timeout(30)
 MAC = "2c:f0:5d:00:11:22"
@@ -53,9 +53,11 @@ def remember(name: str = "laptop", **changes: Any) -> Sleeper:
 
 
 def test_the_packet_is_that_of_the_paper_and_arrives(listener: socket.socket) -> None:
-    assert node_wake.wake({"mac": MAC, "network": LOOPBACK}) == PacketSent(sent=True)
+    assert ask_node("wake", {"mac": MAC, "network": LOOPBACK}) == PacketSent(sent=True)
     assert listener.recv(200) == bytes.fromhex("ff" * 6 + "2cf05d001122" * 16)
-    assert not magic_packet.is_in("203.0.113.0/24") and node_wake.wake({"mac": MAC, "network": "203.0.113.0/24"}) == PacketSent(sent=False)
+    assert not magic_packet.is_in("203.0.113.0/24") and ask_node("wake", {"mac": MAC, "network": "203.0.113.0/24"}) == PacketSent(
+        sent=False
+    )
     for odd in ("2c:f0:5d:00:11", "", "zz:f0:5d:00:11:22"):
         with pytest.raises(ValueError):
             magic_packet.packet(odd)
@@ -156,13 +158,13 @@ def test_another_node_of_that_network_sends_where_this_machine_is_not_in_it(
 
     class Fleet:
         def agent(self, name: str) -> Any:
-            def ask(_: object, verb: str, request: dict[str, Any]) -> dict[str, Any]:
+            def ask(_: object, verb: str, request: WakeRequest) -> dict[str, Any]:
                 asked.append((name, verb, request))
                 return {"sent": name == "oldtower"}
 
             return type("Agent", (), {"ask": ask})()
 
     assert wake._send(Fleet(), sleeper, ["tower", "oldtower"]) == "oldtower"  # type: ignore[arg-type]
-    assert asked[-1] == ("oldtower", "wake", {"mac": MAC, "network": "203.0.113.0/24"})
+    assert asked[-1] == ("oldtower", "wake", WakeRequest(mac=MAC, network="203.0.113.0/24"))
     assert wake._send(Fleet(), sleeper, ["tower"]) is None  # type: ignore[arg-type]
     assert "nobody can wake it" in wake._not_in_its_network(builders.cluster().node("laptop"), sleeper).message
