@@ -44,7 +44,9 @@ def each(
     made: list[Made] = []
     faults: list[Fault] = []
     for number, entry in enumerate(load(name)[section]):
-        wrong = [((section, number, key), f'unknown key "{key}".{did_you_mean(key, keys)}') for key in entry if key not in keys]
+        wrong: list[Fault] = [
+            ((section, number, key), f'unknown key "{key}".{did_you_mean(key, keys)}') for key in entry if key not in keys
+        ]
         wrong += [((section, number), f'"{key}" is missing') for key in needed if key not in entry]
         try:
             made += [make(entry)] if not wrong else []

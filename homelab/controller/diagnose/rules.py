@@ -60,7 +60,9 @@ def _rule(entry: dict[str, Any]) -> Rule:
             re.compile(pattern, flags)
         except re.error as error:
             raise TypeError(f"{pattern!r} is no regular expression: {error}") from error
-    return Rule(**values, **({"pattern": re.compile("|".join(patterns), flags)} if patterns else {}))
+    if patterns:
+        values["pattern"] = re.compile("|".join(patterns), flags)
+    return Rule(**values)
 
 
 FILES = ("card", "machine", "software", "hub", "training", "peers")
