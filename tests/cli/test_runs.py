@@ -39,7 +39,9 @@ def with_run(verb: list[str], run: str) -> list[str]:
     return [verb[0], run, *verb[1:]]
 
 
-@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb[0])
+@pytest.mark.parametrize(
+    "verb", [pytest.param(verb, id=verb[0], marks=pytest.mark.thorough if verb[0] in ("logs", "chat") else ()) for verb in VERBS]
+)
 def test_no_run_at_all_and_a_run_that_nobody_knows(fresh: Desk, verb: list[str]) -> None:
     error = complaint(fresh, *verb, code=2, as_json=verb == VERBS[0])
     assert "there is no run yet" in error["message"] and "homelab launch" in error["hint"]
