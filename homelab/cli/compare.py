@@ -51,9 +51,12 @@ def command(
         return 0
     from homelab.cli.clean_console import CleanConsole
 
-    CleanConsole().print(side_by_side.table(compared, loaded.energy), soft_wrap=True)
+    console = CleanConsole()
     for line in side_by_side.sentences(compared):
-        terminal.echo(f"- {line}")
+        console.print(f"{line}.", soft_wrap=not console.is_terminal, highlight=False)
+    for table in side_by_side.tables(compared, loaded.energy, console.width):
+        console.print()
+        console.print(table)
     terminal.echo(f"Next: {homelab('report', sides[0].run)}")
     return 0
 

@@ -17,7 +17,7 @@ from homelab.controller.features.report.report_builder import Sources, counted
 from homelab.controller.planning.types import Plan
 
 _HEADINGS = ("run", "nodes", "strategy", "tokens/s", "speed-up", "efficiency", "step", "wire", "memory", "loss", "per 1M tokens")
-_MOST_SHOWN = 4
+_MOST_SHOWN, _GAP = 4, 2
 # The order of a sum over ranks changes its last digits, and a training makes more of them (measured: 2e-6 in fp32 after 30 steps, 3e-3 in bf16 after 10).
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
 
@@ -119,14 +119,22 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
             yield f"{before}{key}", str(value)
 
 
-def table(compared: Sequence[RunComparison], price: EnergyPrice) -> Table:
-    """A row for each run; unknown figures are empty."""
-    drawn = Table(box=None, pad_edge=False)
-    for number, heading in enumerate(_HEADINGS):
-        drawn.add_column(heading, justify="left" if number < 3 else "right", overflow="fold")
-    for one in compared:
-        drawn.add_row(*_row(one, price))
-    return drawn
+def tables(compared: Sequence[RunComparison], price: EnergyPrice, width: int) -> Iterator[Table]:
+    """A column for each run, as many side by side as have room in `width` characters; figures that no run has are left out."""
+    rows = [_row(one, price) for one in compared]
+    known = [number for number in range(1, len(_HEADINGS)) if any(row[number] for row in rows)]
+    labels = max(len(heading) for heading in _HEADINGS)
+    widest = max(len(cell) for row in rows for cell in row)
+    beside = max(1, (width - labels) // (widest + _GAP))
+    for start in range(0, len(rows), beside):
+        shown = rows[start : start + beside]
+        drawn = Table(box=None, pad_edge=False)
+        drawn.add_column("")
+        for row in shown:
+            drawn.add_column(row[0], justify="right", overflow="fold")
+        for number in known:
+            drawn.add_row(_HEADINGS[number], *(row[number] for row in shown))
+        yield drawn
 
 
 def sentences(compared: Sequence[RunComparison]) -> list[str]:

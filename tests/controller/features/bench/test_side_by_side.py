@@ -76,12 +76,24 @@ def test_runs_without_a_common_step_or_a_figure_have_empty_cells() -> None:
     assert compared[1].curve_difference is None and compared[1].speed_up is None
     assert side_by_side.sentences(compared) == ["b and a have no step in common yet"]
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(side_by_side.table(compared, EnergyPrice()))
+    console.print(*side_by_side.tables(compared, EnergyPrice(), console.width))
     assert "b" in console.export_text()
 
 
 def test_the_cost_is_in_kwh_and_with_a_price_in_money() -> None:
     costly = side("a", kwh_per_million_tokens=0.5)
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(side_by_side.table(side_by_side.compare([costly]), EnergyPrice(price_per_kwh=0.3, currency="EUR")))
+    console.print(*side_by_side.tables(side_by_side.compare([costly]), EnergyPrice(price_per_kwh=0.3, currency="EUR"), console.width))
     assert "0.5 kWh, 0.15 EUR" in console.export_text()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_no_word_of_the_table_is_broken_and_no_run_is_lost(width: int) -> None:
+    names = [f"2026-11-25-09{number:02}-my-training" for number in range(5)]
+    measured = [side_by_side.side_of(sources(name, 1 + number % 3, 1.0), warmup=1) for number, name in enumerate(names)]
+    console = Console(width=width, record=True, file=io.StringIO())
+    for table in side_by_side.tables(side_by_side.compare(measured), EnergyPrice(), width):
+        console.print(table)
+    said = console.export_text()
+    assert all(said.count(name) == 1 for name in names) and "efficiency" not in said, "nobody has measured what they do alone"
+    assert {"tokens/s", "strategy", "speed-up"} <= set(said.split()) and max(map(len, said.splitlines())) <= width
