@@ -102,6 +102,8 @@ def _print(made: NewRecipe, file: Path, options: str) -> None:
         terminal.echo(f"note: {note}")
     word = file_word(str(file))
     following = f"{'launch' if chosen.fits else 'plan'} {word}" if made.seen.has_cluster else "init"
+    if chosen.fits and any(not facts.python.packages.get("torch") for facts in made.seen.inputs.facts.values()):
+        following = f"setup --recipe {word}"
     terminal.echo(f"Next: homelab {following}{options}")
 
 
