@@ -22,7 +22,7 @@ DECIDED = {
     "export": {"22.05": "a version"},
     "install": {"3.11": "a version", "3.9": "a version", "2.13": "a version", "13.0": "a version", "3.12": "a version"},
     "measure": {"5 %": "40 bytes of headers in 1500, with acknowledgements"},
-    "new": {"8 GB": "the card that is decided for without a cluster"},
+    "new": dict.fromkeys(("8 GB", "12 GB", "16 GB", "24 GB", "12 and 8 GB", "24 and 24 GB"), "a card") | {"1 Gbit/s": "a wire"},
     "own-program": {"64 MB": "a limit of homelab run"},
     "plan": {"15 %": "TIGHT", "5 %": "TIGHT after a dry run; the gain of one machine more"},
     "preflight": {"6 GB": "an example", "15 minutes": "torch's default"},
