@@ -5,6 +5,7 @@ A fast choice; `scripts/bench preflight` tries every misconfiguration.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,8 @@ def test_it_is_found_and_undone(name: str, desk: Desk) -> None:
             found = alarms(desk, *recipe, *of_the_model(misconfiguration.checks), *(["--deep"] if "deep" in misconfiguration.needs else []))
             seconds = time.monotonic() - started
     except NotInjectable as error:
+        # With all the programs that inject faults, each of these is injected: a skip once hid that a file had moved.
+        assert name not in QUICK or not os.environ.get("HOMELAB_FLAWS"), error
         pytest.skip(str(error))
     ours = [finding for finding in found if finding["check"] in misconfiguration.checks]
     assert ours, found

@@ -15,7 +15,7 @@ from homelab.controller.base.errors import InputError
 from homelab.controller.checks import registry
 from homelab.lab import Lab, faults, procfs
 from homelab.lab.tools import call
-from scripts.practice.misconfigurations import cables, cards, catalogue, network, node_changes
+from scripts.practice.misconfigurations import cables, cards, catalogue, network, node_changes, packages
 from scripts.practice.misconfigurations.misconfiguration import NotInjectable, add, node_for
 from tests.lab.conftest import needs_namespaces, output
 
@@ -25,7 +25,7 @@ CHOICE = (
     "two-in-one-subnet", "no-power", "cable-pulled", "frozen", "host-key-changed", "host-key-unknown", "key-refused", "no-shell",
     "clock-ahead", "other-peft", "damaged-code", "full-disk", "few-open-files", "memory-limit", "idle-suspend", "battery", "busy-card",
 )  # fmt: skip
-SHIPPED = "code/0123456789abcdef/homelab/law/__init__.py"
+SHIPPED = f"code/0123456789abcdef/{packages.DAMAGED}"
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,11 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from homelab.controller.base.hint import Hint, homelab
+import homelab
+from homelab.controller.base.hint import Hint
+from homelab.controller.base.hint import homelab as own
 from homelab.lab.lab import Lab
+from homelab.shared import law
 from scripts.practice.misconfigurations.misconfiguration import Inject, NotInjectable, add, misconfiguration
 from scripts.practice.misconfigurations.node_changes import cluster_says, inside, layered, view
 
@@ -153,11 +156,15 @@ def _python(is_wanted: Callable[[tuple[int, int]], bool]) -> str:
     raise NotInjectable("there is no such Python on this machine", where="this machine", hint="pyenv install 3.12 3.8")
 
 
+# Below a folder of shipped code: the file that is damaged. Every part of homelab on a node imports it.
+DAMAGED = Path(law.__file__).relative_to(Path(homelab.__file__).parents[1])
+
+
 def _shipped(lab: Lab, node: str) -> list[Path]:
     """A file of homelab's code on the node, once for each version there."""
-    files = sorted(Path(lab.state.node(node).workdir, "code").glob("*/homelab/law/__init__.py"))
+    files = sorted(Path(lab.state.node(node).workdir, "code").glob(f"*/{DAMAGED}"))
     if not files:
-        raise NotInjectable("no code was shipped to this node yet", where=node, hint=Hint("{}, once", homelab("preflight")))
+        raise NotInjectable("no code was shipped to this node yet", where=node, hint=Hint("{}, once", own("preflight")))
     return files
 
 
