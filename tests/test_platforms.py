@@ -197,10 +197,10 @@ def on_mac(mac: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]
     ("words", "code", "said"),
     [
         (["runs"], 0, ""),
-        (["preflight"], 3, "this machine runs macOS, and a node runs Linux"),
+        (["preflight"], 3, "this machine runs macOS, and a node needs Linux"),
         (["lab", "up", "x"], 2, "practice nodes need Linux, and this machine runs macOS"),
         (["demo"], 2, "practice nodes need Linux, and this machine runs macOS"),
-        (["init", "--this-machine", "--yes"], 3, "a node runs Linux"),
+        (["init", "--this-machine", "--yes"], 3, "a node needs Linux"),
     ],
 )  # fmt: skip
 def test_commands_on_a_mac(mac: dict[str, str], tmp_path: Path, words: list[str], code: int, said: str) -> None:

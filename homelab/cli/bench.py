@@ -48,11 +48,11 @@ def command(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Where results are kept. Default: bench/SUITE.", show_default=False)
     ] = None,
-    retry: Annotated[bool, typer.Option("--retry", help="Run cells again that failed before.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Run the cells again that failed.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells; start nothing.")] = False,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Measure strategies and nodes side by side, by real runs. What is done stays done: started again, it goes on where it was."""
+    """Measure strategies and nodes side by side, by real runs. Started again, it skips the cells that are done."""
     from homelab.controller.config.suite import load_suite
     from homelab.controller.features.bench import table
     from homelab.controller.features.bench.cell import cells_of

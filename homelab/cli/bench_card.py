@@ -25,7 +25,7 @@ def command(
     ] = "lora",
     card: Annotated[
         int | None,
-        typer.Option(metavar="NUMBER", help="nvidia-smi's number of the card. Default: the first that trains.", show_default=False),
+        typer.Option(metavar="NUMBER", help="The number of the card in nvidia-smi. Default: the first that trains.", show_default=False),
     ] = None,
     output: Annotated[
         Path | None,
@@ -35,7 +35,7 @@ def command(
     ] = None,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Train a model of random weights on one card for a minute and write its speed as one small anonymous row, which can be shared."""
+    """Train a model of random weights on one card for a minute and write its speed as one anonymous row that you can share."""
     from homelab.controller.attempt import card_table
     from homelab.controller.base.errors import InputError
     from homelab.controller.base.hint import homelab
@@ -45,7 +45,9 @@ def command(
 
     if method not in ("lora", "qlora"):
         raise InputError(
-            f"no method {method!r} measures a card; allowed: lora, qlora", where="--method", hint=homelab("bench card --method lora")
+            f"{method!r} is no method that measures a card; allowed: lora, qlora",
+            where="--method",
+            hint=homelab("bench card --method lora"),
         )
     names = [entry.name for entry in common.load_cluster(cluster).nodes]
     if node is None and len(names) > 1:
@@ -74,7 +76,7 @@ def command(
     terminal.echo(f"wrote {file}: one row, without a name of a machine or a person")
     if found.of_guess is None:
         why = (
-            "A CPU's row is in no plan"
+            "No plan uses the row of a CPU"
             if found.row.card.startswith("CPU")
             else "homelab/controller/base/data_sheets.py does not know this card yet, and no plan uses its row"
         )
@@ -96,7 +98,7 @@ def _lines(found: MeasuredCardSpeed) -> list[str]:
     size = card_recipe.parameters(row)
     billions = f"{size / 1e9:.1f} billion" if size >= 1e9 else f"{size / 1e6:.0f} million"
     first = f"{cards.short(row.card)}: {row.tokens_per_s:.0f} tokens/s ({row.method} in {row.precision}, {billions} random weights, rows of {row.seq_len} tokens{peak})"
-    return [first] if found.of_guess is None else [first, f"{found.of_guess:.2f} of what its data sheet lets expect"]
+    return [first] if found.of_guess is None else [first, f"{found.of_guess:.2f} of the speed that its data sheet promises"]
 
 
 def _stem(card: str) -> str:

@@ -14,17 +14,20 @@ def command(
     prompt: Annotated[
         str | None,
         typer.Option(
-            "--prompt", "-p", help="One question. Default: a conversation, on the terminal or with the lines of a pipe.", show_default=False
+            "--prompt",
+            "-p",
+            help="Ask one question. Default: a conversation, on the terminal or with the lines of a pipe.",
+            show_default=False,
         ),
     ] = None,
     base: Annotated[bool, typer.Option("--base", help="Ask the model as it was before training.")] = False,
-    compare: Annotated[bool, typer.Option("--compare", help="Ask both: the model before its training, and after it.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Ask the model before its training and after it.")] = False,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, max=4096)] = 128,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Talk with the model a run has made (or its newest checkpoint), in the precision in which it was trained."""
+    """Talk with the trained model of a run (or its newest checkpoint), in the precision of its training."""
     from homelab.cli import conversation
     from homelab.controller.base.errors import InputError
     from homelab.controller.base.hint import homelab
@@ -42,7 +45,7 @@ def command(
     with Fleet(loaded) as fleet:
         with common.progress(as_json) as say:
             paths = run_lookup.run(fleet, runs_dir, run, say)
-            say("the model is being loaded on the head")
+            say("the head loads the model")
             if prompt is not None:
                 answers = {
                     model: chat.ask(fleet, paths, prompt, base=model == "base", max_new_tokens=max_new_tokens, say=say) for model in models

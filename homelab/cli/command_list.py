@@ -11,14 +11,14 @@ from homelab.cli import bench, bench_card, common, examples, lab, terminal
 
 app = typer.Typer(
     name="homelab", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
-    help="One trainer out of the unequal GPUs on a home network.",
+    help="Train language models on all your home machines together, with any NVIDIA GPUs or none.",
     epilog="A first look without GPU or cluster: homelab demo. Next: homelab init",
 )  # fmt: skip
 
 
 @app.callback(invoke_without_command=True)
 def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
-    """One trainer out of the unequal GPUs on a home network."""
+    """Train language models on all your home machines together, with any NVIDIA GPUs or none."""
     if version:
         terminal.echo(f"homelab {homelab.__version__}")
         raise typer.Exit

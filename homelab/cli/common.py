@@ -48,9 +48,10 @@ RunsOption = Annotated[
         help="Where runs are kept on this machine. Default: runs/ beside the cluster file; of the one in ~/.config, ~/.local/share/homelab/runs.",
     ),
 ]
-WaitOption = Annotated[bool, typer.Option("--wait", help="Stay, show the dashboard, and leave with the run's exit code.")]
+WaitOption = Annotated[bool, typer.Option("--wait", help="Stay, show the dashboard, and end with the run's exit code.")]
 SkipOption = Annotated[
-    list[str], typer.Option("--skip", help="Do not judge this check (repeatable); it is recorded.", autocompletion=completion.checks)
+    list[str],
+    typer.Option("--skip", help="Skip this check (repeatable). The run records that it was skipped.", autocompletion=completion.checks),
 ]
 SuperviseOption = Annotated[
     str,
@@ -68,7 +69,7 @@ NoSuperviseOption = Annotated[bool, typer.Option("--no-supervise", help="Leave n
 RunArgument = Annotated[
     str | None,
     typer.Argument(
-        help="The run's name, or its beginning or end. Default: the one that lives, else the newest.",
+        help="The run's name, or its beginning or end. Default: the one that is running, else the newest.",
         show_default=False,
         autocompletion=completion.runs,
     ),
@@ -102,7 +103,7 @@ def load_cluster(path: Path, nodes: str = "") -> Cluster:
     cluster = described_cluster(path, nodes)
     if is_example(path.read_bytes()):
         raise InputError(
-            "this is the example that homelab ships, and no machine of it is asked", where=str(path),
+            "this is the example file of homelab: its machines are not yours, so none is asked", where=str(path),
             hint=Hint("{} finds your machines and replaces it; to plan without machines: {}", homelab("init"), homelab("plan RECIPE --offline")),
         )  # fmt: skip
     return cluster

@@ -31,14 +31,16 @@ def command(
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Speed, efficiency, cost and loss of runs side by side, and whether they are one training: equal steps, equal losses."""
+    """Compare speed, efficiency, cost and loss of runs, and whether they are the same training: equal steps, equal losses."""
     from homelab.controller.base.errors import InputError
     from homelab.controller.base.hint import homelab
     from homelab.controller.features.bench import side_by_side
     from homelab.controller.remote.fanout import Fleet
 
     if len(runs) < 2:
-        raise InputError("one run has nothing beside it", where="homelab compare", hint="name two runs or more; `homelab runs` lists them")
+        raise InputError(
+            "one run alone cannot be compared", where="homelab compare", hint="name two runs or more; `homelab runs` lists them"
+        )
     loaded = common.load_cluster(cluster)
     with Fleet(loaded) as fleet, common.progress(as_json) as say:
         sides = [_side(fleet, runs_dir, name, warmup, say) for name in runs]
@@ -67,5 +69,5 @@ def _side(fleet: Fleet, runs_dir: Path, name: str, warmup: int, say: Say) -> Sid
     from homelab.controller.run import run_lookup
 
     paths = run_lookup.run(fleet, runs_dir, name, say)
-    say(f"gathering what is known of {paths.name}")
+    say(f"reading what is known of {paths.name}")
     return side_by_side.side_of(report_sources.gather(fleet, paths, fleet.cluster), warmup)

@@ -13,7 +13,7 @@ NEEDED = ("torch", "transformers", "peft", "accelerate", "datasets", "tensorboar
 
 
 def command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the demo keeps its lab, its runs and the trained model.")] = Path(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the demo: its lab, its runs and the trained model.")] = Path(
         "demo"
     ),
     python: Annotated[

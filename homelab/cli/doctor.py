@@ -14,7 +14,7 @@ def command(
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Print all facts of one node, secrets masked, ready to be pasted into a bug report."""
+    """Print all facts of one node for a bug report, with secrets masked."""
     import platform
     import sys
 
@@ -56,7 +56,7 @@ def command(
         for line in _lines(masked):
             terminal.echo(line)
         terminal.echo(
-            f"Names, addresses and paths are as they are: read it before you publish it. Next: homelab preflight --nodes {name}{common.same_options(cluster)}"
+            f"Names, addresses and paths are not masked: read it before you publish it. Next: homelab preflight --nodes {name}{common.same_options(cluster)}"
         )
     return error.exit_code if error else 0
 

@@ -23,7 +23,7 @@ def command(
     topic: Annotated[
         list[str] | None,
         typer.Argument(
-            help="A page of the guide (install), a key (recipe.train.seed), a topic, a check (network.mtu), a word, or a line of a log. Default: list all.",
+            help="A page of the guide (install), a key (recipe.train.seed), a topic, a check (network.mtu), a word or a line of a log. Default: list all pages and topics.",
             show_default=False,
             autocompletion=completion.explained,
         ),
@@ -60,9 +60,9 @@ def command(
         console.print(f"\nNext: {_next_command(topics[0])}", markup=False, highlight=False, soft_wrap=True)
         return 0
     if query and topics:
-        console.print(f'{len(topics)} topics speak of "{query}":', markup=False, highlight=False)
+        console.print(f'{len(topics)} topics mention "{query}":', markup=False, highlight=False)
     console.print(_list(pages, topics))
-    console.print(f"\nMore of one: homelab explain {topics[0].id if topics else pages[0].name}", markup=False, highlight=False)
+    console.print(f"\nTo read one: homelab explain {topics[0].id if topics else pages[0].name}", markup=False, highlight=False)
     return 0
 
 
@@ -84,7 +84,7 @@ def _show_page(console: CleanConsole, page: Page, topics: tuple[Topic, ...]) -> 
         console.print(_influences())
     elif topics:
         ids = ", ".join(topic.id for topic in topics)
-        console.print(f"\nProblems that speak of it (homelab explain NAME): {ids}", highlight=False, soft_wrap=True)
+        console.print(f"\nProblems that mention it (homelab explain NAME): {ids}", highlight=False, soft_wrap=True)
 
 
 def _influences() -> RenderableType:
@@ -122,14 +122,12 @@ def _unknown(query: str) -> Exception:
     if len(query.split()) > _FEW_WORDS:
         near = topic_index.nearest(query)
         topics = (
-            f"the nearest topics are {listed(topic.id for topic in near)} (homelab explain {near[0].id})"
-            if near
-            else "and no topic is near it"
+            f"similar topics are {listed(topic.id for topic in near)} (homelab explain {near[0].id})" if near else "and no topic is similar"
         )
         return InputError(
-            f'no rule knows the line "{plain_name(query)}"; {topics}',
+            f'no rule matches the line "{plain_name(query)}"; {topics}',
             where=where,
-            hint=Hint("homelab explain lists all topics; of a run: {}", homelab("why RUN")),
+            hint=Hint("homelab explain lists all topics; for a run: {}", homelab("why RUN")),
         )
     near_word = did_you_mean(query[:200].lower(), (*guide.pages(), *topic_index.vocabulary(), *guide.vocabulary()))
     return InputError(

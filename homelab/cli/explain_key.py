@@ -39,7 +39,7 @@ def text(query: str) -> str:
     """The section as its commented TOML, or the lines of one key. Raises InputError for one that is not known."""
     page, key = _found(query)
     if key is None:
-        return f"{page.text.rstrip()}\n\nMore of one key: homelab explain {page.name}.{page.keys[0].name}"
+        return f"{page.text.rstrip()}\n\nTo read one key: homelab explain {page.name}.{page.keys[0].name}"
     entry = _entry(page, key, schema.section(page.name))
     lines = [f"{page.name}.{key.name}", f"  {key.description}", "", f"  type     {entry['type']}"]
     lines += [f"  allowed  {entry['allowed']}"] if entry["allowed"] else []
@@ -79,7 +79,7 @@ def _found(query: str) -> tuple[reference.SectionPage, reference.Key | None]:
 def _entry(page: reference.SectionPage, key: reference.Key, shape: dict[str, Any]) -> dict[str, Any]:
     found = shape.get("properties", {}).get(key.name, {"type": "string"})
     is_needed = key.name in shape.get("required", ())
-    default = "none: the key is needed" if is_needed else key.written if "default" in found else "left out"
+    default = "none: the key is required" if is_needed else key.written if "default" in found else "left out"
     return {
         "key": f"{page.name}.{key.name}", "description": key.description, "type": _type(found), "allowed": _allowed(found), "default": default,
         "example": f"{key.name} = {key.written}",

@@ -41,14 +41,17 @@ def command(
     at: Annotated[
         str,
         typer.Option(
-            "--at", metavar="PATH", help="Where the machines see it. Default: slurm: the same; else /homelab.", show_default=False
+            "--at",
+            metavar="PATH",
+            help="The path of the folder on the machines. Default: the same for slurm, else /homelab.",
+            show_default=False,
         ),
     ] = "",
     machines: Annotated[
-        int, typer.Option("--machines", min=0, max=1024, help="How many. Default: as cluster.toml.", show_default=False)
+        int, typer.Option("--machines", min=0, max=1024, help="The number of machines. Default: those of cluster.toml.", show_default=False)
     ] = 0,
-    gpus: Annotated[int, typer.Option("--gpus", min=0, max=16, help="With --machines: cards of each; 0: CPUs.")] = 1,
-    vram: Annotated[float, typer.Option("--vram", min=1, max=1024, help="With --machines: memory of the smallest card, in GB.")] = 24.0,
+    gpus: Annotated[int, typer.Option("--gpus", min=0, max=16, help="With --machines: cards of each machine; 0 for CPUs.")] = 1,
+    vram: Annotated[float, typer.Option("--vram", min=1, max=1024, help="With --machines: memory of the smallest card in GB.")] = 24.0,
     python: Annotated[
         str, typer.Option("--python", help="The Python on the machines, with requirements.txt installed.", show_default=False)
     ] = "",
@@ -57,12 +60,12 @@ def command(
         str, typer.Option("--volume", help="The volume (claim) that holds the folder, for Kubernetes and dstack.")
     ] = "homelab",
     partition: Annotated[str, typer.Option("--partition", help="Slurm's partition.", show_default=False)] = "",
-    hours: Annotated[int, typer.Option("--hours", min=0, max=100000, help="The longest it may take; 0: as the scheduler has it.")] = 0,
+    hours: Annotated[int, typer.Option("--hours", min=0, max=100000, help="The time limit; 0: the scheduler's own limit.")] = 0,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     nodes: common.NodesOption = "",
     as_json: common.JsonOption = False,
 ) -> int:
-    """Write a folder from which a scheduler runs this training: the same steps, and the same loss. Asks no node; starts nothing."""
+    """Write a folder from which a scheduler runs this training, with the same steps and the same loss. It asks no node and starts nothing."""
     from homelab.controller.config.load import load_recipe
     from homelab.controller.features.export import job_folder, neutral_plan
     from homelab.controller.features.export.scheduled_job import ScheduledJob
@@ -94,7 +97,7 @@ def command(
         return 0
     for text in job.notes:
         terminal.echo(f"note: {text}")
-    terminal.echo(f"wrote {folder}: {run} for {to}, {job.shape}; the model comes to {place}/runs/{run}/final")
+    terminal.echo(f"wrote {folder}: {run} for {to}, {job.shape}; the model will be in {place}/runs/{run}/final")
     there = "" if place == str(folder) else f" (first copy the folder's content to {place} of the job's machines)"
     terminal.echo(f"Next: cd {shlex.quote(str(folder))} && {scheduler.start}{there}")
     return 0
@@ -115,7 +118,7 @@ def _refuse(scheduler: Scheduler, **words: str) -> None:
 
     if scheduler.needs_image and not words["image"]:
         raise InputError(
-            f"a {scheduler.name} names the image of its containers",
+            f"a {scheduler.name} needs the image of its containers",
             where="--image",
             hint="an image with the packages of [worker]: --image registry/homelab:1",
         )
@@ -127,7 +130,7 @@ def _refuse(scheduler: Scheduler, **words: str) -> None:
         is_path = option in ("python", "image")
         if value and not (re.fullmatch(r"[\w./:@+~-]+", value) and not value.startswith("-") if is_path else _WORD.fullmatch(value)):
             raise InputError(
-                f"{value!r} would be read as something else there", where=f"--{option}", hint="letters, digits, dot, dash and underscore"
+                f"{value!r} would be read there as something else", where=f"--{option}", hint="letters, digits, dot, dash and underscore"
             )
 
 
@@ -136,7 +139,9 @@ def _place(at: str) -> str:
 
     if not _PLAIN.fullmatch(at):
         raise InputError(
-            f"{at!r} is no absolute path", where="--at", hint="the folder as the machines of the job see it: --at /shared/homelab/job"
+            f"{at!r} is not an absolute path",
+            where="--at",
+            hint="give the path of the folder on the machines of the job: --at /shared/homelab/job",
         )
     return at.rstrip("/") or "/"
 

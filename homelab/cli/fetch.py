@@ -10,20 +10,20 @@ import typer
 
 from homelab.cli import common, terminal
 
-FolderArgument = Annotated[Path | None, typer.Argument(metavar="DIR", help="Where it is put. Default: models/RUN.", show_default=False)]
+FolderArgument = Annotated[Path | None, typer.Argument(metavar="DIR", help="The folder to write. Default: models/RUN.", show_default=False)]
 
 
 def command(
     run: common.RunArgument = None,
     folder: FolderArgument = None,
-    merged: Annotated[bool, typer.Option("--merged", help="Fetch what `homelab merge` has made.")] = False,
+    merged: Annotated[bool, typer.Option("--merged", help="Fetch the result of `homelab merge`.")] = False,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Bring the trained adapter (or model) to this machine, with tokenizer and model card; of a program of one's own, what it has saved.
+    """Copy the trained adapter (or model) to this machine, with tokenizer and model card, or what your own program has saved.
 
-    A fetch that was cut off goes on; a second one changes nothing.
+    A fetch that was cut off continues; a second one changes nothing.
     """
     from homelab.controller.base.sanitize import plain
     from homelab.controller.base.units import decimal_size
@@ -36,10 +36,10 @@ def command(
         common.print_json(done.model_dump())
         return 0
     for name in done.left_out:
-        why = "a link, or a name that is not usable here" if done.is_program else "only safetensors, GGUF and text are fetched"
+        why = "it is a link, or its name cannot be used here" if done.is_program else "only safetensors, GGUF and text are fetched"
         terminal.echo(f"note: {plain(name)} stays on {done.node}: {why}", err=True)
     for name in done.others:
-        terminal.echo(f"note: the program has saved on {name}, too; what is fetched is from {done.node}", err=True)
+        terminal.echo(f"note: the program has also saved on {name}; these files are from {done.node}", err=True)
     what = f"checkpoint {done.step} of {done.run}" if done.step is not None else done.run
     if done.changed:
         terminal.echo(
@@ -48,9 +48,7 @@ def command(
     else:
         terminal.echo(f"{what} is in {done.folder}, {done.files} files, the same as on {done.node}. Nothing was changed.")
     if done.is_program:
-        terminal.echo(
-            "Next: load it with the program that has written it; a .pt or .bin file may hold code: torch.load(..., weights_only=True)"
-        )
+        terminal.echo("Next: load it with the program that wrote it; a .pt or .bin file may hold code: torch.load(..., weights_only=True)")
         return 0
     same = common.same_options(cluster, runs_dir)
     terminal.echo(f"Next: {f'vllm serve {shlex.quote(str(place))}; or ' if merged else ''}homelab gguf {shlex.quote(done.run)}{same}")

@@ -32,7 +32,7 @@ def write(
 
     recipe = inputs.recipe
     if not isinstance(recipe, TrainRecipe):
-        raise InputError("only recipes of the built-in worker can be made to fit", where=str(recipe_file), hint="leave out --fit")
+        raise InputError("--fit works only with recipes of the built-in worker", where=str(recipe_file), hint="leave out --fit")
     memory = _scenario(recipe, inputs, make)
     ways = recipe_edits.fixes(recipe, memory)
     if not ways and scenario.lacking_bytes(recipe, memory) > 0:
@@ -65,8 +65,8 @@ def _scenario(recipe: TrainRecipe, inputs: PlanInputs, make: Callable[[PlanInput
         memory = error.scenario
     if memory is None:
         raise InputError(
-            "the model's shape or the nodes' memory is not known here, so there is nothing to fit to", where="[model] name in the recipe",
-            hint="fetch the model on a node first, or give vram_gb in cluster.toml",
+            "the model's shape or the memory of the nodes is not known here", where="[model] name in the recipe",
+            hint="download the model on a node first, or give vram_gb in cluster.toml",
         )  # fmt: skip
     return memory
 
@@ -76,12 +76,12 @@ def _print(file: Path, ways: tuple[RecipeFix, ...], options: str) -> None:
     from homelab.controller.base.shell import file_word
 
     if not ways:
-        terminal.echo("Every rank fits: nothing was changed, nothing was written.")
+        terminal.echo("Every rank fits: nothing was changed or written.")
         return
     terminal.echo(f"Written: {file}")
     for edit in ways[0].edits:
         terminal.echo(f"  {edit}{'  (alters the training)' if edit.alters_training else ''}")
-    terminal.echo(f"  saves {units.gigabytes(ways[0].gain_bytes)} GB on the rank that lacks most")
+    terminal.echo(f"  saves {units.gigabytes(ways[0].gain_bytes)} GB on the rank that lacks the most memory")
     if len(ways) > 1:
         terminal.echo("Instead of that:")
         for way in ways[1:_SHOWN]:
@@ -94,11 +94,11 @@ def _check(file: Path, recipe_file: Path, recipe: TrainRecipe) -> None:
     from homelab.controller.base.errors import InputError
 
     if file.exists():
-        raise InputError(f"{file} is there already, and is not overwritten", where="--fit", hint=f"rm {file}, or --output ANOTHER.toml")
+        raise InputError(f"{file} exists already and is not overwritten", where="--fit", hint=f"rm {file}, or --output ANOTHER.toml")
     relative = [name for name in (recipe.data.train, recipe.data.eval) if name and not name.startswith(("/", "~/", "hub:"))]
     if relative and file.resolve().parent != recipe_file.resolve().parent:
         raise InputError(
-            f"the recipe's data, {relative[0]}, is looked for beside the recipe",
+            f"the recipe's data, {relative[0]}, is looked for in the folder of the recipe",
             where=f"--output {file}",
             hint=f"--output {recipe_file.with_name(file.name)}",
         )

@@ -21,7 +21,7 @@ def _kind(text: str) -> str:
 def command(
     run: common.RunArgument = None,
     folder: Annotated[
-        Path | None, typer.Argument(metavar="DIR", help="Where it is put. Default: models/RUN-KIND.", show_default=False)
+        Path | None, typer.Argument(metavar="DIR", help="The folder to write. Default: models/RUN-KIND.", show_default=False)
     ] = None,
     quantise: Annotated[
         str,
@@ -38,7 +38,7 @@ def command(
         typer.Option(
             "--llama-cpp",
             metavar="DIR",
-            help="Take the converter of this checkout of llama.cpp (it may know newer models).",
+            help="Use the converter of this checkout of llama.cpp (it may know newer models).",
             show_default=False,
         ),
     ] = None,
@@ -46,7 +46,7 @@ def command(
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Make one GGUF file of the trained model, with a Modelfile for Ollama. An adapter is merged first. llama.cpp's own converter works on the node."""
+    """Make a GGUF file of the trained model, with a Modelfile for Ollama. An adapter is merged first. The converter of llama.cpp runs on the node."""
     from homelab.controller.base.units import decimal_size
     from homelab.controller.features.results import gguf
 

@@ -19,22 +19,24 @@ def command(
     hosts: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="HOST", help="A machine as ssh knows it: host, user@host or host:port. Default: look for machines.", show_default=False
+            metavar="HOST",
+            help="A machine as ssh names it: host, user@host or host:port. Default: search for machines.",
+            show_default=False,
         ),
     ] = None,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Ask nothing: take every default, and accept new host keys (you have compared them already).")
+        bool, typer.Option("--yes", help="Ask nothing: use every default, and accept new host keys (you have compared them already).")
     ] = False,
-    user: Annotated[str, typer.Option("--user", help="The user name where the login is refused as yours.")] = "",
-    network: Annotated[str, typer.Option("--network", help="The LAN, where the nodes share several networks: 192.168.1.0/24.")] = "",
+    user: Annotated[str, typer.Option("--user", help="The user name on machines that refuse yours.")] = "",
+    network: Annotated[str, typer.Option("--network", help="The LAN, if the nodes share several networks: 192.168.1.0/24.")] = "",
     this_machine: Annotated[
-        bool | None, typer.Option("--this-machine/--no-this-machine", help="Whether this machine trains, too.", show_default=False)
+        bool | None, typer.Option("--this-machine/--no-this-machine", help="Whether this machine is a node, too.", show_default=False)
     ] = None,
     scan: Annotated[bool, typer.Option("--scan", help="Also try port 22 of every address of this machine's own /24.")] = False,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Find machines, ask what they have, and write cluster.toml. Run again, it adds and updates; comments stay."""
+    """Find machines, read what hardware they have, and write cluster.toml. Run again, it adds and updates nodes; comments stay."""
     from homelab.cli.questions import InitQuestions
     from homelab.controller.features.discover.initialise import initialise
 

@@ -12,7 +12,7 @@ from homelab.cli import common, examples, terminal
 if TYPE_CHECKING:
     from homelab.lab.lab_state import BackendName
 
-app = typer.Typer(no_args_is_help=True, help="A practice cluster on this machine: several nodes with real sshd, and faults to try.")
+app = typer.Typer(no_args_is_help=True, help="Run a practice cluster on this machine: several nodes with a real sshd, and faults to try.")
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The lab's folder.")]
 
@@ -32,10 +32,10 @@ def up(
     cpu: Annotated[str | None, typer.Option(help="CPU limit in cores per node, like 0.9,0.5,0.3.")] = None,
     memory: Annotated[str | None, typer.Option(help="Memory limit in GB per node, like 1.5,1.2,1.2 (namespaces).")] = None,
     rate: Annotated[str | None, typer.Option(help="Speed of every cable, like 1gbit (namespaces).")] = None,
-    share: Annotated[list[Path] | None, typer.Option(help="A folder below /tmp that the nodes see all the same (repeatable).")] = None,
+    share: Annotated[list[Path] | None, typer.Option(help="A folder below /tmp that all nodes share (repeatable).")] = None,
     python: Annotated[str | None, typer.Option(help="The nodes' Python; default: this one.")] = None,
     login: Annotated[
-        list[str] | None, typer.Option(metavar="NODE=USER[:PORT]", help="An account and a port of its own (namespaces, repeatable).")
+        list[str] | None, typer.Option(metavar="NODE=USER[:PORT]", help="Give a node its own account and port (namespaces, repeatable).")
     ] = None,
 ) -> None:
     """Start a lab and write its cluster.toml."""

@@ -33,15 +33,15 @@ def command(
         typer.Option(
             "--profile",
             metavar="STEPS",
-            help="Profile so many steps after the first ones (3), or these (8-10), with torch.profiler; `homelab profile` shows it.",
+            help="Profile this number of steps after the first ones (3), or these steps (8-10), with torch.profiler. `homelab profile` shows the result.",
         ),
     ] = "",
     profile_ranks: Annotated[str, typer.Option("--profile-ranks", metavar="RANKS", help="Only on these ranks: 0,2")] = "",
-    wake: Annotated[bool, typer.Option("--wake", help="First wake the nodes that sleep, as `homelab wake` does.")] = False,
+    wake: Annotated[bool, typer.Option("--wake", help="Wake the nodes that sleep first, as `homelab wake` does.")] = False,
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Start a recipe on the cluster. It outlives this terminal and this machine."""
+    """Start a recipe on the cluster. The run continues when this terminal or this machine is gone."""
     from homelab.cli.wake import before
     from homelab.controller.checks import registry
     from homelab.controller.config import profile_request
@@ -97,7 +97,7 @@ class _View(RunCommand):
             self.json(plan.model_dump(mode="json"))
             return
         self.console.print(plan_table.table(plan, why=True, commands=True))
-        self.console.print("Nothing was started (--dry-run). To start it: the same without --dry-run.")
+        self.console.print("Nothing was started (--dry-run). To start it: the same command without --dry-run.")
 
     def started(self, paths: RunPaths, plan: Plan, profiled: ProfiledSteps | None) -> None:
         """The run's name, and the commands that come next."""

@@ -22,15 +22,15 @@ def command(
     run: common.RunArgument = None,
     rank: Annotated[int | None, typer.Option("--rank", help="Only this rank.")] = None,
     attempt: Annotated[
-        int | None, typer.Option("--attempt", min=1, help="What was printed in this attempt. Default: the newest.", show_default=False)
+        int | None, typer.Option("--attempt", min=1, help="The attempt whose output is shown. Default: the newest.", show_default=False)
     ] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many lines of each stream.")] = 40,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay and print what comes.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="The number of lines of each stream.")] = 40,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay and print new lines.")] = False,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Print the last lines of every rank's stdout and stderr, and of torchrun where it said something, in the newest attempt or in the one named."""
+    """Print the last lines of stdout and stderr of every rank, and of torchrun if it printed any. Of the newest attempt, or of the one that you name."""
     from homelab.controller.features.status import logs
     from homelab.controller.remote.fanout import Fleet
     from homelab.controller.run import run_lookup

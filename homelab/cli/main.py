@@ -77,7 +77,7 @@ def _command(arguments: list[str]) -> int:
         internal = errors.HomelabError(
             f"internal error: {type(error).__name__}: {error}",
             where=_kept_traceback(),
-            hint="this is a mistake in homelab: please report it with that file",
+            hint="this is a fault of homelab: please report it with that file",
         )
         _show(internal, as_json)
         return errors.EXIT_INTERNAL
@@ -108,9 +108,9 @@ def _warn() -> None:
 
 def _show_unwritable(refused: OSError) -> None:
     unwritable = errors.HomelabError(
-        f"what was asked for cannot be written: {refused.strerror or refused}",
+        f"the output cannot be written: {refused.strerror or refused}",
         where="standard output",
-        hint="have it written to a disk that has room (df -h shows which), then run the command again",
+        hint="write it to a disk that has room (df -h shows them), then run the command again",
     )
     _show(unwritable, as_json=False)
 

@@ -26,14 +26,14 @@ def command(
             "--base",
             metavar="original|dequantised|auto",
             parser=_base,
-            help="Onto which weights: those of the base model's files, what the 4 or 8 bits of a quantised base stand for, or whichever comes nearer to the adapter's loss.",
+            help="The weights to merge onto: those of the base model's files, the values of the 4 or 8 bits of a quantised base, or whichever is nearer to the adapter's loss.",
         ),
     ] = "auto",
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Put the adapter into its base model, on the CPU of the node that holds it, and measure the loss of the adapter and of each merge on the same rows."""
+    """Merge the adapter into its base model, on the CPU of its node. Measure the loss of the adapter and of each merge on the same rows."""
     from homelab.controller.features.results import merge
 
     with common.fleet_of_run(run, cluster, runs_dir, as_json) as (fleet, paths, say):

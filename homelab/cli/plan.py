@@ -25,13 +25,13 @@ LikeOption = Annotated[
     typer.Option(
         "--like",
         metavar="NODE",
-        help="The node that --what-if-nodes copies. Default: the middle one by speed.",
+        help="The node that --what-if-nodes copies. Default: the one of middle speed.",
         show_default=False,
         autocompletion=completion.nodes,
     ),
 ]
 LauncherOption = Annotated[
-    str, typer.Option("--launcher", help="Show the commands, or the document, of this launcher.", autocompletion=completion.launchers)
+    str, typer.Option("--launcher", help="Show the commands or the document of this launcher.", autocompletion=completion.launchers)
 ]
 
 
@@ -39,7 +39,7 @@ def command(
     recipe: common.RecipeArgument,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     nodes: common.NodesOption = "",
-    offline: Annotated[bool, typer.Option("--offline", help="Ask no node: believe cluster.toml.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Ask no node; use cluster.toml alone.")] = False,
     why: Annotated[bool, typer.Option("--why", help="Also print memory by item, all strategies, and the reason of each choice.")] = False,
     commands: Annotated[bool, typer.Option("--commands", help="Also print what is executed on each node.")] = False,
     what_if: Annotated[
@@ -54,15 +54,15 @@ def command(
         typer.Option(
             "--what-if-nodes",
             metavar="COUNTS",
-            help="The curve over so many machines, 1..10 or 2,4,8: those that are there, then copies.",
+            help="Plan each of these numbers of machines, 1..10 or 2,4,8: your machines first, then copies of one.",
             show_default=False,
         ),
     ] = "",
     like: LikeOption = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run/--no-dry-run", help="Try the training step without weights on one node.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run/--no-dry-run", help="Try a training step without weights on one node.")] = True,
     fit: Annotated[bool, typer.Option("--fit", help="Write a copy of the recipe that fits into the free memory.")] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", help="Where --fit writes. Default: RECIPE-fit.toml.", show_default=False)
+        Path | None, typer.Option("--output", help="The file that --fit writes. Default: RECIPE-fit.toml.", show_default=False)
     ] = None,
     launcher: LauncherOption = "torchrun-ssh",
     as_json: common.JsonOption = False,
@@ -76,10 +76,10 @@ def command(
     from homelab.controller.planning.render import plan_table
 
     if output is not None and not fit:
-        raise InputError("--output says where --fit writes, and there is no --fit", where="--output", hint="add --fit")
+        raise InputError("--output names the file of --fit, but --fit is missing", where="--output", hint="add --fit")
     if like and not what_if_nodes:
         raise InputError(
-            "--like says which node --what-if-nodes copies, and there is no --what-if-nodes",
+            "--like names the node that --what-if-nodes copies, but --what-if-nodes is missing",
             where="--like",
             hint="add --what-if-nodes 1..10",
         )
@@ -142,7 +142,7 @@ def _gathered(
         blocked = data_files.fault(items) or data_sample.data_fault(fleet, evidence, training, items, say)
     if not evidence.facts:
         raise next(iter(evidence.unreachable.values()))
-    notes = [f"{name} did not answer and is not in this plan: {error.message}" for name, error in evidence.unreachable.items()]
+    notes = [f"{name} did not answer, so it is not in this plan: {error.message}" for name, error in evidence.unreachable.items()]
     of_nodes = planner.inputs_from(evidence, training, items, recipe.stem)
     if model_config.on_nodes(evidence.facts) is None:
         _refuse_other_model(training)
@@ -247,7 +247,7 @@ def _what_if(texts: list[str], inputs: PlanInputs, make: Callable[[PlanInputs], 
     warnings += [before.message] if isinstance(before, DoesNotFit) else before.warnings
     for warning in dict.fromkeys((*warnings, *after.warnings)):
         console.print(f"! {warning}", style="yellow", markup=False, highlight=False)
-    console.print("Nothing was started. The whole plan: leave out --what-if.", style="dim")
+    console.print("Nothing was started. For the whole plan, leave out --what-if.", style="dim")
     return 0
 
 
@@ -291,5 +291,5 @@ def _scaling(
         return 0
     console = CleanConsole()
     console.print(scaling_table.table(curve))
-    console.print("Nothing was started. The plan of the machines that are there: leave out --what-if-nodes.", style="dim")
+    console.print("Nothing was started. For the plan of your machines, leave out --what-if-nodes.", style="dim")
     return 0

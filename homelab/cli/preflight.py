@@ -31,14 +31,14 @@ def command(
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     nodes: common.NodesOption = "",
     only: Annotated[
-        list[str], typer.Option("--only", help="Judge only this check or subject (repeatable).", autocompletion=completion.checks)
+        list[str], typer.Option("--only", help="Run only this check or subject (repeatable).", autocompletion=completion.checks)
     ] = [],  # noqa: B006
     skip: common.SkipOption = [],  # noqa: B006
-    deep: Annotated[bool, typer.Option("--deep", help="Also let all nodes compute together: a real all-reduce, timed.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Also test a real all-reduce over all nodes, with its time.")] = False,
     fix: Annotated[bool, typer.Option("--fix", help="Offer to run the commands that fix what was found.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="With --fix: do not ask. What needs sudo is left out.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again and again until nothing fails.")] = False,
-    list_checks: Annotated[bool, typer.Option("--list", help="Print all checks and end.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --fix: do not ask. Commands with sudo are left out.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat the checks until nothing fails.")] = False,
+    list_checks: Annotated[bool, typer.Option("--list", help="List all checks and end.")] = False,
     as_json: common.JsonOption = False,
 ) -> int:
     """Check every node over SSH. Exit code 1 when a check fails, 3 when a node cannot be reached."""
@@ -104,7 +104,7 @@ class _Preflight:
             if is_well:
                 return look
             if self.console.is_terminal:
-                self.console.print(f"looked at {time.strftime('%H:%M:%S')}, looking again; Ctrl-C ends this", style="dim", highlight=False)
+                self.console.print(f"checked at {time.strftime('%H:%M:%S')}, repeating; Ctrl-C ends this", style="dim", highlight=False)
             time.sleep(_AGAIN_S)
 
     def _look(self, say: Callable[[str], None]) -> PreflightResult:
@@ -159,13 +159,13 @@ class _Preflight:
             if busy is not None:
                 return f"Nothing fails, and {busy.node} has other work. {with_options(busy.hint, common.options_of(self.cluster_file))}"
             if self.skipped:
-                return f"Fit to train, as far as was looked at. All checks: homelab preflight{name}{options}"
-            return f"Fit to train. Next: homelab plan{name or ' RECIPE'}{options}"
+                return f"Ready to train, as far as it was checked. All checks: homelab preflight{name}{options}"
+            return f"Ready to train. Next: homelab plan{name or ' RECIPE'}{options}"
         runnable = not fix and presentation.offered_fixes(look.findings)
         again = f"homelab preflight{name}{' --fix' if runnable else ''}{options}"
         check = next(finding.check for finding in look.findings if finding.level == "fail")
         asks = " (it asks before it runs a command)" if runnable else ""
-        return f"Fix what is marked FAIL, then run again: {again}{asks}\nMore of one: homelab explain {check}"
+        return f"Fix the lines that are marked FAIL, then run again: {again}{asks}\nTo read one: homelab explain {check}"
 
 
 def _list(as_json: bool) -> int:
@@ -185,15 +185,17 @@ def _refuse_combinations(fix: bool, yes: bool, watch: bool, as_json: bool) -> No
 
     if as_json and (fix or watch):
         option = "--fix" if fix else "--watch"
-        raise InputError(f"{option} talks with a person, --json with a program", where=f"{option} --json", hint="leave one of them out")
+        raise InputError(f"{option} is for a person, --json for a program", where=f"{option} --json", hint="leave one of them out")
     if fix and watch:
         raise InputError(
-            "--fix asks, --watch does not wait", where="--fix --watch", hint="run --fix in one terminal and --watch in another"
+            "--fix waits for answers, and --watch does not", where="--fix --watch", hint="run --fix in one terminal and --watch in another"
         )
     if yes and not fix:
-        raise InputError("--yes answers what --fix asks, and there is no --fix", where="--yes", hint="add --fix")
+        raise InputError("--yes answers the questions of --fix, but --fix is missing", where="--yes", hint="add --fix")
     if fix and not yes and not sys.stdin.isatty():
-        raise InputError("--fix asks before each command, and nobody can answer here", where="stdin is no terminal", hint="add --yes")
+        raise InputError(
+            "--fix asks before each command, but there is no terminal to answer", where="stdin is no terminal", hint="add --yes"
+        )
 
 
 def _run_fixes(look: PreflightResult, cluster: Path, *, ask: bool) -> bool:
@@ -215,20 +217,20 @@ def _run_fixes(look: PreflightResult, cluster: Path, *, ask: bool) -> bool:
         terminal.echo(f"\n{offer.title}")
         terminal.echo(f"  {offer.command}")
         if offer.command.needs_root:
-            terminal.echo("  this asks for the rights of root (sudo) on that machine")
+            terminal.echo("  this command needs root (sudo) on that machine")
         if not ask and offer.command.needs_root:
-            terminal.echo("  not run: --yes leaves out what needs sudo")
+            terminal.echo("  not run: --yes leaves out commands with sudo")
             continue
         if ask and not terminal.confirm("  run it?"):
             continue
         ran = True
         with hub_token.lent(environment) as (given, descriptors):
             code = _run(offer.command, given, descriptors)
-        terminal.echo("  done" if code == 0 else f"  it ended with exit code {code}")
+        terminal.echo("  done" if code == 0 else f"  the command ended with exit code {code}")
     by_hand = presentation.fixed_by_hand(look.findings)
     if by_hand:
         terminal.echo(
-            "\nFor your own hands, see above: " + ", ".join(dict.fromkeys(f"{f.node or 'this machine'} ({f.check})" for f in by_hand))
+            "\nTo be fixed by hand, see above: " + ", ".join(dict.fromkeys(f"{f.node or 'this machine'} ({f.check})" for f in by_hand))
         )
     return ran
 

@@ -19,7 +19,7 @@ def command(
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Fetch what `homelab launch --profile` has measured: the dearest operators, what goes over the wire, memory over time, and traces for Perfetto."""
+    """Fetch the profile of `homelab launch --profile`: the slowest operators, network traffic, memory over time, and traces for Perfetto."""
     from homelab.controller.features.profile import fetch_profiles
 
     with common.fleet_of_run(run, cluster, runs_dir, as_json) as (fleet, paths, say):
@@ -62,7 +62,7 @@ def _print(found: Profiles) -> None:
     console.print(profile_tables.operators(over_ranks.dearest(ranks)), "", soft_wrap=True)
     exchanges = over_ranks.exchanges(ranks)
     if exchanges:
-        console.print("what a rank exchanges in a step", profile_tables.exchanges(exchanges), "", sep="\n", soft_wrap=True)
+        console.print("the exchanges of a rank in a step", profile_tables.exchanges(exchanges), "", sep="\n", soft_wrap=True)
     rows = over_ranks.memory(ranks, found.predicted)
     fullest = max(ranks, key=lambda one: one.memory.peak_bytes or 0)
     for line in profile_tables.memory_chart(fullest, found.predicted.get(fullest.rank), console.width):

@@ -29,8 +29,8 @@ def accepts_host_key(name: str, key: HostKey, *, yes: bool, hint: Hint, err: boo
 
     terminal.echo(f"{name} ({key.host}:{key.port}) shows the host key {key.key.get_name()}", err=err)
     terminal.echo(f"  {hostkeys.fingerprint(key.key)}", err=err)  # on a line of its own: it is compared by eye
-    terminal.echo("  compare it on the node itself: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub", err=err)
-    ask = "  is it the same, and shall it be remembered?"
+    terminal.echo("  compare it on the node's own screen: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub", err=err)
+    ask = "  Is the fingerprint the same? Save this key?"
     return yes or asked(lambda: terminal.confirm(ask, err=err), "whether this key is right", f"node {name}", hint, err=err)
 
 
@@ -42,7 +42,7 @@ def asked(question: Callable[[], T], what: str, where: str, hint: Hint, *, err: 
         if sys.stdin.isatty():
             raise
         terminal.echo(err=err)  # the question has no end of line
-        raise InputError(f"there is nobody to ask {what}", where=f"{where}, standard input", hint=hint) from None
+        raise InputError(f"there is no terminal to ask {what}", where=f"{where}, standard input", hint=hint) from None
 
 
 class InitQuestions:
@@ -64,19 +64,19 @@ class InitQuestions:
             answer = (
                 default
                 if self._yes
-                else self._text("which are nodes? (numbers or names, all, none)", default, "which machines are nodes", hint)
+                else self._text("Which of them are nodes? (numbers or names, all, none)", default, "which machines are nodes", hint)
             )
             chosen = _chosen(answer, offered)
             if chosen is not None:
                 return chosen
-            terminal.echo(f"  {answer!r}: not all of it is in the list", err=True)
+            terminal.echo(f"  {answer!r}: one of these is not in the list", err=True)
 
     def user(self, name: str, refused: str) -> str:
         """Asked once for each node that refused the login."""
         if self._user or self._yes:
             return self._user or refused
         hint = Hint("name it: {}; or take what ssh uses: {}", homelab("init --user NAME"), homelab("init --yes"))
-        return self._text(f"{name} refuses the login as {refused}. The user name there", refused, "for the user name", hint)
+        return self._text(f"{name} refuses the login as {refused}. User name on this machine", refused, "for the user name", hint)
 
     def host_key(self, name: str, key: HostKey) -> bool:
         """As `homelab trust` asks."""
@@ -94,7 +94,7 @@ class InitQuestions:
             terminal.echo(f"  {one.network}  ({'wired' if one.is_wired else 'Wi-Fi'}{speed})", err=True)
         hint = Hint("name it: {}; or take the fastest: {}", homelab("init --network", networks[0]), homelab("init --yes"))
         while (
-            answer := self._text("which carries the training?", networks[0], "which network carries the training", hint)
+            answer := self._text("Which network is for the training?", networks[0], "which network is for the training", hint)
         ) not in networks:
             terminal.echo(f"  {answer!r}: not in the list", err=True)
         return answer
@@ -110,8 +110,8 @@ class InitQuestions:
             homelab("init --yes"),
         )
         return asked(
-            lambda: terminal.confirm("does this machine train, too?", default=default, err=True),
-            "whether this machine trains, too",
+            lambda: terminal.confirm("Is this machine a node, too?", default=default, err=True),
+            "whether this machine is a node, too",
             "homelab init",
             hint,
         )

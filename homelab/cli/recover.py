@@ -23,17 +23,17 @@ def command(
     run: common.RunArgument = None,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     nodes: common.NodesOption = "",
-    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Where no checkpoint is left: begin again at step 0.")] = False,
+    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="If no checkpoint is left, start again at step 0.")] = False,
     strategy: Annotated[
         str | None,
         typer.Option(
             "--strategy",
-            help="Go on with this strategy, and all later attempts too: the curve stays.",
+            help="Continue with this strategy, in later attempts too. The loss curve stays the same.",
             show_default=False,
             autocompletion=completion.strategies,
         ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Let the nodes run a run that another machine has launched, unasked.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Continue a run that another machine launched, without a question.")] = False,
     wait: common.WaitOption = False,
     supervise: common.SuperviseOption = "here",
     no_supervise: common.NoSuperviseOption = False,
@@ -41,7 +41,7 @@ def command(
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Find the cause of a failure, replan on the nodes that are well, and start the next attempt."""
+    """Find the cause of a failure, make a new plan for the healthy nodes, and start the next attempt."""
     from homelab.controller.checks import registry
     from homelab.controller.features.recover import strategy_change
     from homelab.controller.features.recover.recover_run import RecoverRequest, recover_run
@@ -84,14 +84,14 @@ class _View(RunCommand):
 
     def accepts(self, program: AdoptedProgram) -> bool:
         """The program is shown; `--yes` answers."""
-        terminal.echo(f"this machine did not launch {program.run}: what it is was said by {', '.join(program.nodes)}", err=True)
+        terminal.echo(f"this machine did not launch {program.run}; what it runs comes from {', '.join(program.nodes)}", err=True)
         for line in program.lines:
             terminal.echo(f"  {line}", err=True)
-        hint = Hint("read what stands above; if the nodes shall run it: {}", homelab("recover --yes", program.run)).with_options(
+        hint = Hint("read the lines above; if the nodes may run it: {}", homelab("recover --yes", program.run)).with_options(
             self.command_options
         )
-        ask = "shall the nodes run it?"
-        return self.yes or asked(lambda: terminal.confirm(ask, err=True), "whether the nodes shall run it", program.run, hint)
+        ask = "May the nodes run it?"
+        return self.yes or asked(lambda: terminal.confirm(ask, err=True), "whether the nodes may run it", program.run, hint)
 
     def resumed(self, resumed: Recovered) -> None:
         """The new attempt, and the command that comes next."""
@@ -110,7 +110,7 @@ class _View(RunCommand):
             self.line(f"{name}: {events.resumed(plan.attempt, plan.resume_step, is_program=True).sentence}, on {', '.join(nodes)}")
         else:
             begins = f"after step {plan.resume_step}" if plan.resume_step else "at step 0"
-            self.console.print(f"attempt {plan.attempt} of {name} goes on {begins} on {', '.join(nodes)}")
+            self.console.print(f"attempt {plan.attempt} of {name} continues {begins} on {', '.join(nodes)}")
         if resumed.strategy:
             self.line(f"  {resumed.strategy}")
         for warning in plan.warnings:

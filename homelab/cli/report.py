@@ -16,21 +16,21 @@ def command(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="Where it is written. Default: report.html in the run's folder.", show_default=False
+            "--output", "-o", metavar="FILE", help="The file to write. Default: report.html in the run's folder.", show_default=False
         ),
     ] = None,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Write one HTML file about a run: curves, attempts and faults, shares, the plan beside what happened, energy, answers. It opens anywhere and asks no server."""
+    """Write one HTML file about a run: curves, attempts, faults, shares, plan and result, energy, answers. It opens in any browser, without a server."""
     from homelab.controller.base.errors import InputError
     from homelab.controller.base.units import decimal_size
     from homelab.controller.features.report import page, report_builder, report_sources
     from homelab.controller.run import store
 
     with common.fleet_of_run(run, cluster, runs_dir, as_json) as (fleet, paths, say):
-        say("gathering what is known of the run")
+        say("reading what is known of the run")
         report = report_builder.build(report_sources.gather(fleet, paths, fleet.cluster))
         file = output or paths.root / "report.html"
         if file.is_dir():

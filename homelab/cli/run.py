@@ -27,7 +27,7 @@ def command(
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Start a Python program on all nodes under torchrun, with this folder (without what .gitignore names): the same plan, status, logs and stop as a recipe's."""
+    """Start a Python program on all nodes under torchrun, with this folder (without the files of .gitignore). plan, status, logs and stop work as for a recipe."""
     from homelab.cli import launch
     from homelab.controller.checks import registry
     from homelab.controller.config import program_command

@@ -87,5 +87,5 @@ class RunCommand:
         code = monitor.until_end(fleet, paths, console=self.console, options=self.command_options)
         if code == EXIT_FAILED:
             for name in stop.end_rest(fleet, paths):
-                self.line(f"{name}: something of this run may be left there. When it answers: homelab stop {paths.name}{self.options}")
+                self.line(f"{name}: processes of this run may still be there. When it answers: homelab stop {paths.name}{self.options}")
         return code

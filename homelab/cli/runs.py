@@ -21,22 +21,22 @@ def command(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            help="With --prune: just these runs, by name, or its beginning or end.", show_default=False, autocompletion=completion.runs
+            help="With --prune: only these runs, by name, or its beginning or end.", show_default=False, autocompletion=completion.runs
         ),
     ] = None,
     prune: Annotated[
         bool,
         typer.Option(
-            "--prune", help="Remove runs that are over, here and on the nodes. Shows them and asks; a run that goes on always stays."
+            "--prune", help="Remove finished runs, here and on the nodes. It lists them and asks first. A run that is running always stays."
         ),
     ] = False,
-    keep: Annotated[int, typer.Option("--keep", min=0, help="With --prune and no names: so many of the newest runs stay.")] = 1,
+    keep: Annotated[int, typer.Option("--keep", min=0, help="With --prune and no names: this number of the newest runs stays.")] = 1,
     yes: Annotated[bool, typer.Option("--yes", help="With --prune: do not ask.")] = False,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
 ) -> int:
-    """List the runs, newest first; with --prune, remove those that are over."""
+    """List the runs, newest first. With --prune, remove finished ones."""
     from homelab.controller.base.errors import InputError
     from homelab.controller.base.hint import homelab
 
@@ -102,7 +102,9 @@ def _prune(loaded: Cluster, runs_dir: Path, words: Sequence[str], keep: int, *, 
         if going and not yes:
             if as_json or not sys.stdin.isatty():
                 raise InputError(
-                    "there is nobody to ask whether these runs shall go", where="standard input", hint=homelab("runs --prune --yes", *words)
+                    "there is no terminal to ask whether these runs may be removed",
+                    where="standard input",
+                    hint=homelab("runs --prune --yes", *words),
                 )
             if not terminal.confirm("remove them?"):
                 return 1
@@ -128,7 +130,7 @@ def _show(going: Sequence[PrunableRun], staying: dict[str, str], silent: dict[st
 
     for run in going:
         places = ", ".join(f"{decimal_size(size)} on {place}" for place, size in run.bytes_on.items())
-        model = f"; its trained model is only on {run.model_on}: homelab fetch {run.name} keeps it" if run.model_on else ""
+        model = f"; its trained model is only on {run.model_on}: homelab fetch {run.name} saves it" if run.model_on else ""
         terminal.echo(f"{run.name}  {run.state}  {places}{model}")
     for name, why in staying.items():
         terminal.echo(f"{name}  stays: {why}")

@@ -22,7 +22,7 @@ RecipeOption = Annotated[
     typer.Option(
         "--recipe",
         metavar="FILE",
-        help="Install what this recipe trains with, and send its base model and its data of the hub to the nodes that lack them.",
+        help="Install the packages of this recipe, and send its base model and hub data to the nodes that lack them.",
         show_default=False,
         autocompletion=completion.recipes,
     ),
@@ -34,7 +34,7 @@ NodesArgument = Annotated[
 
 def command(
     nodes: NodesArgument = None,
-    check: Annotated[bool, typer.Option("--check", help="Only show what differs; exit code 1 where something does.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only show the differences. Exit code 1 if there are any.")] = False,
     requirements: Annotated[
         Path | None,
         typer.Option(
@@ -43,29 +43,25 @@ def command(
     ] = None,
     recipe: RecipeOption = None,
     upgrade: Annotated[
-        bool, typer.Option("--upgrade", help="Resolve the packages anew: their newest versions instead of those of the first setup.")
+        bool, typer.Option("--upgrade", help="Install the newest versions of the packages instead of those of the first setup.")
     ] = False,
     send: Annotated[
-        bool,
-        typer.Option("--send", help="Fetch everything here, once, and send it, also to nodes that reach the package index themselves."),
+        bool, typer.Option("--send", help="Download everything here once and send it, also to nodes that can reach the package index.")
     ] = False,
     between: Annotated[
         bool,
         typer.Option(
             "--between-nodes",
-            help="Send each file to one node only; the others copy it from there (done by itself where this machine is on Wi-Fi).",
+            help="Send each file to one node only; the others copy it from there (the default if this machine is on Wi-Fi).",
         ),
     ] = False,
     unsloth: Annotated[
-        bool,
-        typer.Option(
-            "--unsloth", help="Make the environment that trains with Unsloth (`unsloth_python`), as for a recipe that asks for it."
-        ),
+        bool, typer.Option("--unsloth", help="Make the environment for Unsloth (`unsloth_python`), as for a recipe that uses it.")
     ] = False,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Install the training's packages on every node, where cluster.toml's `python` says. No root; a node without internet gets everything from this machine."""
+    """Install the packages of the training on every node, for `python` of cluster.toml. It needs no root. A node without internet gets everything from this machine."""
     from homelab.controller.base.errors import InputError
     from homelab.controller.config.interpreter import uses_unsloth, with_unsloth
     from homelab.controller.features.setup import hub_data, model_source, relay, send_model, setup_nodes, wanted

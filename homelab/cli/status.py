@@ -12,12 +12,12 @@ from homelab.cli import common
 def command(
     run: common.RunArgument = None,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
-    once: Annotated[bool, typer.Option("--once", help="Print one picture and exit.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Stay until the run ends, also where there is no terminal.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the dashboard once and end.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Stay until the run ends, also without a terminal.")] = False,
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Nodes, ranks, loss, progress, events and logs of a run. The key h shows the keys; q and Ctrl-C leave the run alone. Exit code 1 when it failed, 3 when it is lost."""
+    """Show nodes, ranks, loss, progress, events and logs of a run. The key h shows the keys; q and Ctrl-C do not stop the run. Exit code 1 if it failed, 3 if it is lost."""
     from homelab.cli.clean_console import CleanConsole
     from homelab.controller.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE, InputError
     from homelab.controller.dashboard import live, view

@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 def command(
     run: common.RunArgument = None,
-    orphans: Annotated[bool, typer.Option("--orphans", help="End what is left of runs that are over, on all nodes.")] = False,
+    orphans: Annotated[bool, typer.Option("--orphans", help="End processes that finished runs have left on any node.")] = False,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Stop a run. Its checkpoints stay: `homelab recover` goes on from the newest."""
+    """Stop a run. Its checkpoints stay: `homelab recover` continues from the newest."""
     from homelab.controller.base.errors import InputError
     from homelab.controller.features.stop import stop
 
     if orphans:
         if run is not None:
             raise InputError(
-                "--orphans is about all runs, and one is named", where=f"homelab stop {run} --orphans", hint="leave one of them out"
+                "--orphans is for all runs, but one is named", where=f"homelab stop {run} --orphans", hint="leave one of them out"
             )
         return _orphans(common.load_cluster(cluster), runs_dir, common.same_options(cluster, runs_dir), as_json)
     with common.fleet_of_run(run, cluster, runs_dir, as_json) as (fleet, paths, say):
@@ -36,9 +36,7 @@ def command(
         common.print_json(outcome.as_dict())
     else:
         next_words = (
-            "It was done already: homelab status"
-            if outcome.was_done
-            else "Go on from its newest checkpoint, where it has one: homelab recover"
+            "The run was done already: homelab status" if outcome.was_done else "To continue from its newest checkpoint: homelab recover"
         )
         next_line = f"{next_words} {paths.name}{common.same_options(cluster, runs_dir)}"
         for line in (*([f"{paths.name}:"] if run is None else []), *outcome.lines(), next_line):
@@ -63,8 +61,7 @@ def _orphans(loaded: Cluster, runs_dir: Path, options: str, as_json: bool) -> in
         for line in repaired:
             terminal.echo(line)
         terminal.echo(
-            f"{'nothing else is' if ended else 'nothing is'} left of runs that are over"
-            + (f"; left alone: {', '.join(kept)}" if kept else "")
+            f"{'nothing else is' if ended else 'nothing is'} left of finished runs" + (f"; left alone: {', '.join(kept)}" if kept else "")
         )
         for name, error in unreachable.items():
             terminal.echo(f"{name} could not be asked: {error.message}")

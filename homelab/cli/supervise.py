@@ -11,7 +11,7 @@ def command(
     nodes: common.NodesOption = "",
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
 ) -> int:
-    """Follow a run, and recover it by itself when it fails. Ends with the run; Ctrl-C leaves the run alone."""
+    """Watch a run, and recover it when it fails. It ends with the run; Ctrl-C does not stop the run."""
     import signal
     import sys
     import time

@@ -17,7 +17,7 @@ def command(
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Remove exactly what `homelab setup` has made on the nodes. Runs, checkpoints and shipped code in the workdir stay."""
+    """Remove what `homelab setup` has made on the nodes, and nothing else. Runs, checkpoints and shipped code in the workdir stay."""
     import sys
 
     from homelab.controller.base.errors import InputError
@@ -37,11 +37,13 @@ def command(
             for name, paths in folders.items():
                 terminal.echo(f"{name}: {', '.join(paths) or 'nothing was made by setup'}")
             for name, runs in forgotten.items():
-                terminal.echo(f"{name}: the token that it had kept of {listed(runs)} was removed")
+                terminal.echo(f"{name}: the token of {listed(runs)} on it was removed")
         if having and not yes:
             if as_json or not sys.stdin.isatty():
                 raise InputError(
-                    "there is nobody to ask whether these folders shall go", where="standard input", hint=homelab("teardown --yes", *having)
+                    "there is no terminal to ask whether these folders may be removed",
+                    where="standard input",
+                    hint=homelab("teardown --yes", *having),
                 )
             if not terminal.confirm("remove them?"):
                 return 1

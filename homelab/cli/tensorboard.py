@@ -18,7 +18,7 @@ def command(
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
 ) -> int:
-    """Show a run's curves in TensorBoard on 127.0.0.1, each step once. It follows a run that lives; Ctrl-C ends it and leaves the run alone."""
+    """Show the curves of a run in TensorBoard on 127.0.0.1, each step once. It follows a running run. Ctrl-C ends TensorBoard, not the run."""
     from homelab.controller.base import package
     from homelab.controller.features.track import event_files, tensorboard_server
     from homelab.controller.remote.fanout import Fleet
@@ -32,7 +32,7 @@ def command(
 
         def serving(address: str, look: KnownMetrics) -> None:
             steps = sum(1 for point in look.points if point.kind == "train")
-            terminal.echo(f"{paths.name}: {steps} steps, {look.state}\n{address}\nCtrl-C ends TensorBoard and leaves the run alone.")
+            terminal.echo(f"{paths.name}: {steps} steps, {look.state}\n{address}\nCtrl-C ends TensorBoard, not the run.")
 
         tensorboard_server.show(fleet, paths, port=port, say=lambda text: terminal.echo(f". {text}", err=True), serving=serving)
     terminal.echo(f"Next: homelab status {paths.name}{common.same_options(cluster, runs_dir)}")

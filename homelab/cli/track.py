@@ -12,7 +12,7 @@ ToOption = Annotated[
     list[str],
     typer.Option(
         "--to",
-        help="tensorboard, trackio, wandb, mlflow, aim or swanlab (repeatable). Default: [tracking] to of the recipe.",
+        help="tensorboard, trackio, wandb, mlflow, aim or swanlab (repeatable). Default: `to` of [tracking] in the recipe.",
         show_default=False,
     ),
 ]
@@ -21,14 +21,16 @@ ToOption = Annotated[
 def command(
     run: common.RunArgument = None,
     to: ToOption = [],  # noqa: B006
-    again: Annotated[bool, typer.Option("--again", help="Send every step once more, as a new run of the tracker.")] = False,
-    once: Annotated[bool, typer.Option("--once", help="Send what is there, and do not follow a run that lives.")] = False,
-    keep_trying: Annotated[bool, typer.Option("--keep-trying", help="Try a tracker that is down for a day after the run's end.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Send all steps again, as a new run of the tracker.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Send what is there, and do not follow a running run.")] = False,
+    keep_trying: Annotated[
+        bool, typer.Option("--keep-trying", help="If a tracker is down, try again for a day after the run's end.")
+    ] = False,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Send a run's metrics to trackers, each step once whatever recoveries there were, beside the run or after it. Ctrl-C leaves the run alone."""
+    """Send the metrics of a run to trackers, each step once, also after recoveries. It works during the run or after it. Ctrl-C does not stop the run."""
     import os
     import sys
 
@@ -51,10 +53,10 @@ def command(
     for name, entry in progress.items():
         terminal.echo(f"{name}: {entry.sent} of {entry.total} points, {entry.sent_now} of them now")
         if entry.waiting:
-            terminal.echo(f"  {entry.waiting} wait until a checkpoint holds their step: before, a recovery may compute them again")
+            terminal.echo(f"  {entry.waiting} wait for a checkpoint of their step: until then a recovery may compute them again")
         if entry.repeated:
             terminal.echo(
-                f"  a recovery computed {entry.repeated} of them again after they were sent: {name} keeps the first values; --again sends all of them anew"
+                f"  a recovery computed {entry.repeated} of them again after they were sent: {name} keeps the first values; --again sends all of them again"
             )
     common.raise_first(entry.problem for entry in progress.values() if entry.problem)
     look = TRACKERS[trackers[0]].look if trackers[0] in TRACKERS else with_options(homelab("tensorboard", paths.name), options)

@@ -20,7 +20,7 @@ def command(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask: you have compared the fingerprints already.")] = False,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
 ) -> int:
-    """Show the host key of nodes and remember it. A key that CHANGED is refused here too."""
+    """Show the host key of nodes and save it. A key that CHANGED is refused here, too."""
     from homelab.cli.questions import accepts_host_key
     from homelab.controller.base.errors import HomelabError, UnreachableError
     from homelab.controller.remote import ssh_login

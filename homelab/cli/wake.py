@@ -20,7 +20,7 @@ def command(
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     as_json: common.JsonOption = False,
 ) -> int:
-    """Wake nodes that sleep or are switched off (Wake-on-LAN), and wait until they answer. Their cards are remembered from the last time they were asked."""
+    """Wake nodes that sleep or are switched off (Wake-on-LAN), and wait until they answer. homelab knows their network cards from the last time that they answered."""
     from homelab.controller.features.wake import wake
 
     loaded = common.load_cluster(cluster)
@@ -56,7 +56,7 @@ def before(cluster: Cluster) -> None:
 
 def _words(woken: Woken) -> str:
     if woken.state == "awake":
-        return "awake" + {True: "; a packet wakes it", False: "; its card is not set up to wake it", None: ""}[woken.wakes]
+        return "awake" + {True: "; a packet wakes it", False: "; its network card is not set up to wake it", None: ""}[woken.wakes]
     return {"woken": f"woken: it answers after {woken.seconds} s", "silent": "it stays silent", "unknown": "it does not answer"}[
         woken.state
     ]

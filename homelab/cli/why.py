@@ -23,7 +23,7 @@ def command(
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
 ) -> int:
-    """The first rank that failed, the evidence, and what fixes it. Exit code 3 when the nodes that know cannot be asked."""
+    """Show the first rank that failed, the evidence, and the fix. Exit code 3 if the nodes that know it cannot be reached."""
     from homelab.cli.clean_console import CleanConsole
     from homelab.controller.base.errors import EXIT_DONE, EXIT_UNREACHABLE
     from homelab.controller.diagnose import cause
@@ -69,7 +69,7 @@ def _after(answer: Why, options: str) -> list[str]:
     if answer.is_kept and answer.stored is not None:
         made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(answer.stored.made_at))
         silent = f": {', '.join(answer.unreachable)} cannot be asked" if answer.unreachable else ""
-        lines.append(f"as it was found on {made}; the nodes say less now{silent}")
+        lines.append(f"as it was found on {made}; the nodes know less now{silent}")
     elif answer.stored is None and answer.unreachable:
         lines.append(f"could not be asked: {', '.join(f'{name} ({why})' for name, why in answer.unreachable.items())}")
     if answer.since:
@@ -78,7 +78,7 @@ def _after(answer: Why, options: str) -> list[str]:
     if answer.stored is not None and answer.attempt < answer.newest_attempt:
         lines.append(f"the run is {answer.run_state} now, in attempt {answer.newest_attempt}, at step {answer.step}")
         if answer.run_state in ("starting", "running", "done"):
-            lines.append("nothing has to be done for it now: the fix above is for when this comes again")
+            lines.append("nothing needs to be done now: the fix above is for the next time")
     lines += answer.alone
     if answer.stored is not None or answer.state == "failed":
         option = f" --attempt {answer.attempt}" if answer.attempt < answer.newest_attempt else ""

@@ -98,7 +98,7 @@ def _ask(question: JsonObject) -> Any:
             )
         return json.loads((completed.stdout.strip().splitlines() or [""])[-1])
     except subprocess.TimeoutExpired:
-        raise ValueError(f"the look into the data did not end within {_LIMIT_S:.0f} s") from None
+        raise ValueError(f"reading a sample of the data took longer than {_LIMIT_S:.0f} s") from None
     except ValueError:
         last = (completed.stderr.strip().splitlines() or [f"exit code {completed.returncode}"])[-1]
-        raise ValueError(f"the look into the data failed: {last[:500]}") from None
+        raise ValueError(f"reading a sample of the data failed: {last[:500]}") from None

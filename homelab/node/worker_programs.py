@@ -79,9 +79,7 @@ def _refusal(completed: subprocess.CompletedProcess[str], program: str) -> Refus
     if parts:
         return Refusal(**parts, kind="no-room" if completed.returncode == EXIT_NO_ROOM else "refused")
     if completed.returncode == -signal.SIGKILL:  # by the kernel: a limit of a control group is in no estimate
-        hint = (
-            "free RAM on this node (ps aux --sort=-rss | head names who holds it), or raise the limit of its control group, then ask again"
-        )
+        hint = "free RAM on this node (ps aux --sort=-rss | head shows the programs that use it), or raise the limit of its control group, then ask again"
         return Refusal(f"the {program} was killed: this node has not enough memory for it", hint=hint, kind="no-room")
     last = (completed.stderr.strip().splitlines() or [f"exit code {completed.returncode}"])[-1]
     return Refusal(f"the {program} failed: {last[:500]}")

@@ -38,7 +38,12 @@ from scripts.practice.misconfigurations import login
 _LIMIT_S = 900.0
 _PROMPT = "$ "
 # What a person reads in a question -> what they type. A question that is not here ends the benchmark.
-_ANSWERS = {"which are nodes?": "", "does this machine train, too?": "n", "shall it be remembered?": "y", "which carries the training?": ""}
+_ANSWERS = {
+    "Which of them are nodes?": "",
+    "Is this machine a node, too?": "n",
+    "Save this key?": "y",
+    "Which network is for the training?": "",
+}
 _SPINNER = re.compile("[\u2800-\u28ff] [^\u2800-\u28ff\n]*")
 _CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r")
 

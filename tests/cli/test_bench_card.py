@@ -35,7 +35,7 @@ def test_the_answer_comes_first_and_the_next_command_last(
     assert run(["bench", "card"]) == 0
     first, second, third, last = capsys.readouterr().out.splitlines()
     assert first == "RTX 5070 Ti: 3500 tokens/s (lora in bf16, 2.0 billion random weights, rows of 1024 tokens, 6.4 GB at most)"
-    assert second.endswith("of what its data sheet lets expect") and third.startswith("wrote card-rtx-5070-ti-lora.json: ")
+    assert second.endswith("of the speed that its data sheet promises") and third.startswith("wrote card-rtx-5070-ti-lora.json: ")
     assert "CONTRIBUTING.md" in last and last.endswith(f"cat card-rtx-5070-ti-lora.json >> {card_table.SHIPPED}")
     assert not isinstance(card_table.parse((place / "card-rtx-5070-ti-lora.json").read_text()), tuple)
 

@@ -62,7 +62,7 @@ def test_no_command_contacts_a_machine_of_the_example(folder: Path, capsys: pyte
     words = WORDS.get(name, ["RUN"] if "run" in inspect.signature(_command(name)).parameters else [])
     assert main.run([name, *words]) == EXIT_INPUT, capsys.readouterr()
     said = capsys.readouterr().err
-    assert "the example that homelab ships" in said and "fix:   homelab init" in said, said
+    assert "the example file of homelab" in said and "fix:   homelab init" in said, said
 
 
 def test_a_plan_of_the_example_without_machines_is_made(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,7 +87,7 @@ def test_what_finds_a_topic(explain: Said, asked: list[str], expected: str) -> N
 
 def test_several_to_choose_from(explain: Said) -> None:
     out, _ = explain("nccl")
-    assert 'topics speak of "nccl"' in out and "\n  timeout " in out and "\n  disk-full " not in out
+    assert 'topics mention "nccl"' in out and "\n  timeout " in out and "\n  disk-full " not in out
     assert len(json.loads(explain("nccl", "--json")[0])["topics"]) > 2
     assert len(json.loads(explain("--json")[0])["topics"]) == len(topic_index.TOPICS)
 
@@ -107,7 +107,7 @@ def test_did_you_mean(explain: Said, asked: str, near: str) -> None:
 
 def test_what_was_typed_is_only_text(explain: Said) -> None:
     out, _ = explain("[NCCL]")
-    assert 'topics speak of "[NCCL]"' in out
+    assert 'topics mention "[NCCL]"' in out
     _, err = explain("[bold]$(x)\n", code=2)
     assert "[bold]$(x)" in err and "Did you mean" not in err
 
@@ -116,7 +116,7 @@ def test_a_page_of_the_guide_is_its_markdown_in_a_pipe(explain: Said) -> None:
     for name, page in guide.pages().items():
         assert explain(name)[0].startswith(page.text.rstrip()), name
     out, _ = explain("Plan")
-    assert out.startswith("# The plan\n") and "\nProblems that speak of it (homelab explain NAME): " in out
+    assert out.startswith("# The plan\n") and "\nProblems that mention it (homelab explain NAME): " in out
     assert "number of threads, kind of card" in explain("law")[0]
 
 

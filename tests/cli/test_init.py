@@ -223,7 +223,7 @@ def test_nobody_to_ask(home: Home) -> None:
     home.believe(0, 1)
     for arguments, words, flag in (
         ([], "which machines are nodes", "--yes"),
-        (["attic"], "whether this machine trains, too", "--no-this-machine"),
+        (["attic"], "whether this machine is a node, too", "--no-this-machine"),
     ):
         refused(home, words, flag, *arguments)
     home.known_hosts.unlink()
@@ -233,7 +233,7 @@ def test_nobody_to_ask(home: Home) -> None:
 
 def test_nothing_is_found_or_reached(home: Home) -> None:
     (home.ssh / "config").unlink()
-    assert "no machine is chosen" in complaint(home.desk, "init", "--yes", code=2)["message"]
+    assert "no machine was chosen" in complaint(home.desk, "init", "--yes", code=2)["message"]
     assert "no SSH server answers" in complaint(home.desk, "init", "127.0.0.1:1", "--no-this-machine", code=3)["message"]
     assert "names no machine" in complaint(home.desk, "init", "$(touch pwned)", code=2)["message"]
     home.file.write_text("[clutser]\n")
@@ -250,7 +250,7 @@ def test_neighbours_are_offered_and_are_no_nodes_by_default(home: Home) -> None:
     (home.ssh / "config").write_text(text.replace(f"Host {node.host}", "Host 10.*,127.*\nMatch all"))
     home.init("--yes", "--no-this-machine", code=2)
     done = home.init("--no-this-machine", answers="7\n1\n")
-    assert "not all of it is in the list" in done.stderr and "ip neigh" in done.stderr
+    assert "one of these is not in the list" in done.stderr and "ip neigh" in done.stderr
     assert [entry.host for entry in load_cluster(home.file).nodes] == [node.host]
 
 
@@ -294,15 +294,15 @@ class Terminal:
 def test_the_questions_on_a_terminal(home: Home) -> None:
     home.config(home.node(1, "cellar", user="nobody-here"))
     terminal = Terminal(home.desk, "init")
-    terminal.until("which are nodes?")
+    terminal.until("Which of them are nodes?")
     terminal.type("cellar attic\n")
-    terminal.until("does this machine train, too?")
+    terminal.until("Is this machine a node, too?")
     terminal.type("n\n")
     for _ in range(2):
         terminal.until("SHA256:")
-        terminal.until("shall it be remembered?")
+        terminal.until("Save this key?")
         terminal.type("y\n")
-    terminal.until("The user name there")
+    terminal.until("User name on this machine")
     terminal.type(f"{home.desk.lab.nodes[1].user}\n")
     terminal.until("wrote")
     assert terminal.end() == 0
@@ -311,17 +311,17 @@ def test_the_questions_on_a_terminal(home: Home) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "question", ["which are nodes?", "does this machine train, too?", "shall it be remembered?", "The user name there"]
+    "question", ["Which of them are nodes?", "Is this machine a node, too?", "Save this key?", "User name on this machine"]
 )
 def test_ctrl_c_at_a_question_leaves_the_file(home: Home, question: str) -> None:
-    home.believe(*([0] if question.startswith("shall") else [0, 1]))
+    home.believe(*([0] if question.startswith("Save") else [0, 1]))
     home.config(home.node(1, "cellar", user="nobody-here"))
     text = '[[nodes]]\nname = "attic"\nhost = "attic"  # up there\n'
     home.file.write_text(text)
-    answers = {"which are nodes?": "all\n", "does this machine train, too?": "n\n", "shall it be remembered?": "y\n"}
+    answers = {"Which of them are nodes?": "all\n", "Is this machine a node, too?": "n\n", "Save this key?": "y\n"}
     terminal = Terminal(home.desk, "init")
     for earlier, answer in answers.items():
-        if earlier == question or (earlier.startswith("shall") and question.startswith("The user")):
+        if earlier == question or (earlier.startswith("Save") and question.startswith("User")):
             break
         terminal.until(earlier)
         terminal.type(answer)

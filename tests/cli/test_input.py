@@ -34,10 +34,10 @@ ODD = 'it\'s "$(touch pwned)" `touch pwned` ä\n; touch pwned'
         (["logs", "--attempt", "0"], "--attempt"),
         (["chat", "--base", "--compare"], "--compare"),
         (["chat", "--prompt", "x", "--max-new-tokens", "0"], "--max-new-tokens"),
-        (["launch", "script.toml", "--profile", "3"], "profiles are made by the built-in worker"),
+        (["launch", "script.toml", "--profile", "3"], "only the built-in worker makes profiles"),
         (["launch", "law.toml", "--profile", "soon"], "names no steps"),
         (["launch", "law.toml", "--profile", "2-3"], "the run ends after step 2, before step 3"),
-        (["launch", "law.toml", "--profile-ranks", "0"], "no steps are named"),
+        (["launch", "law.toml", "--profile-ranks", "0"], "the steps to profile are missing"),
         (["lunch", "script.toml"], "lunch"),
         (["plan"], "recipe"),
         (["plan", "law.toml", "--offlin"], "--offlin"),
@@ -92,7 +92,7 @@ def test_the_curve_over_numbers_of_machines(quiet_desk: Desk) -> None:
     assert (
         "more than 64 machines" in complaint(quiet_desk, "plan", "known.toml", "--offline", "--what-if-nodes", "1..100", code=2)["message"]
     )
-    assert "there is no --what-if-nodes" in complaint(quiet_desk, "plan", "known.toml", "--offline", "--like", "tower", code=2)["message"]
+    assert "--what-if-nodes is missing" in complaint(quiet_desk, "plan", "known.toml", "--offline", "--like", "tower", code=2)["message"]
 
 
 def test_what_if_where_it_fits_nowhere_now(quiet_desk: Desk) -> None:
@@ -111,8 +111,8 @@ def test_what_if_where_it_fits_nowhere_now(quiet_desk: Desk) -> None:
         ("+RTX3091", 'Did you mean "RTX 3090"?'),
         ("-b", 'no node is named "b"'),
         ("+RTX3090", "trains on CPUs"),
-        ("-a", "nothing is left"),
-        ("a", "neither what comes"),
+        ("-a", "no node is left"),
+        ("a", "neither a machine to add"),
     ],
 )
 def test_what_cannot_be_asked_for(quiet_desk: Desk, change: str, words: str) -> None:

@@ -60,7 +60,7 @@ def test_a_cluster_that_is_off_is_believed_and_said(quiet_desk: Desk) -> None:
     [
         (["new", "none.jsonl"], "no such file"), (["new", "."], "folder"),
         (["new", "hub:", "--model", "a/b"], "hub:org/name"), (["new", "chats.jsonl", "--model", "./model"], "org/name"),
-        (["new", "train.py"], "data files end in"), (["new", "chats.jsonl", "-o", "law.toml"], "has not written it"), (["data", "none.jsonl"], "no such file"),
+        (["new", "train.py"], "a data file ends in"), (["new", "chats.jsonl", "-o", "law.toml"], "has not written it"), (["data", "none.jsonl"], "no such file"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_and_nothing_is_written(arguments: list[str], seen: str, quiet_desk: Desk) -> None:

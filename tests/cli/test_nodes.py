@@ -72,7 +72,7 @@ def test_a_node_that_does_not_answer(desk: Desk) -> None:
 
 def test_a_login_that_is_refused_and_a_key_that_is_not_there(desk: Desk) -> None:
     edit(desk, "node2", identity_file=str(desk.folder / "my key"))
-    assert "is not there" in findings(desk, "--nodes", "node2", code=3)[0]["message"]
+    assert "does not exist" in findings(desk, "--nodes", "node2", code=3)[0]["message"]
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(desk.folder / "my key")], check=True, stdin=subprocess.DEVNULL)
     (found,) = findings(desk, "--nodes", "node2", code=3)
     assert "login was refused" in found["message"] and "ssh-copy-id" in found["hint"]
@@ -89,7 +89,7 @@ def test_an_unknown_host_key_needs_an_explicit_yes(desk: Desk) -> None:
     assert all("not known yet" in entry["message"] and entry["hint"].startswith("homelab trust node") for entry in found)
 
     error = complaint(desk, "trust", code=2, as_json=False)  # standard input is closed: nobody can say yes
-    assert "nobody to ask" in error["message"] and "--yes" in error["hint"]
+    assert "no terminal to ask" in error["message"] and "--yes" in error["hint"]
     declined = subprocess.run(
         [sys.executable, "-m", "homelab", "trust", "node1"], input="n\n", capture_output=True, text=True, cwd=desk.folder, env=desk._environment()
     )  # fmt: skip

@@ -46,7 +46,7 @@ def test_what_was_measured_is_planned_with(desk: Desk) -> None:
         assert found["time"]["wire_s"] == 0.2 and found["time"]["wire_because"] == "measured by an earlier run"
         assert found["time"]["steps"] == 2 and found["time"]["hours"] > 0
         shown = desk.homelab("plan", "law.toml", "--why", code=1).stdout
-        for words in ("tokens/s", "measured on", "an-earlier-run", "computing", "on the wire"):
+        for words in ("tokens/s", "measured on", "an-earlier-run", "computing", "on the network"):
             assert words in shown, shown
         compared = desk.json("plan", "law.toml", "--what-if", f"-{second}", code=0)
         assert compared["after"]["nodes"] == [first] and compared["after"]["time"]["wire_s"] == 0

@@ -81,7 +81,7 @@ def test_fix_runs_what_it_shows_and_looks_again(desk: Desk, cli_lab: Lab) -> Non
     (bad,) = [finding for finding in desk.json("preflight", code=1)["findings"] if finding["level"] != "ok"]
     assert (bad["node"], bad["check"], bad["level"]) == ("node2", "python.code", "fail")
     said = desk.homelab("preflight", "--fix", "--yes").stdout
-    assert bad["fix"] in said and "Fit to train" in said
+    assert bad["fix"] in said and "Ready to train" in said
     assert "# changed" not in Path(file).read_text()
 
 
@@ -115,7 +115,7 @@ def test_watch_ends_when_the_last_failure_is_mended(desk: Desk, cli_lab: Lab) ->
         said, _ = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 0 and b"Fit to train" in said
+    assert process.returncode == 0 and b"Ready to train" in said
 
 
 def test_ctrl_c_ends_the_watching(desk: Desk, cli_lab: Lab) -> None:

@@ -46,7 +46,7 @@ def test_what_is_over_goes_and_what_lives_stays(fresh: Desk) -> None:
     desk = fresh
     old, older = launched(desk, ends=True), launched(desk, ends=True)
     living = launched(desk, ends=False)
-    assert "nobody to ask" in complaint(desk, "runs", "--prune", code=2)["message"]
+    assert "no terminal to ask" in complaint(desk, "runs", "--prune", code=2)["message"]
     assert "names and --yes are for --prune" in complaint(desk, "runs", old, code=2)["message"]
     assert "no run is called" in complaint(desk, "runs", "--prune", "nothing", code=2)["message"]
     said = answered(desk, "n")

@@ -78,12 +78,12 @@ def test_a_launch_that_is_killed_before_it_leaves_a_supervisor(fresh: Desk) -> N
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     seen = fresh.json("status")
     assert seen["state"] in ("starting", "running") and not seen["supervisor"]
-    (note,) = [note for note in seen["notes"] if "nobody looks after this run" in note]
-    assert "was ended before it had left a supervisor" in note and note.endswith(f"homelab supervise {seen['run']}")
+    (note,) = [note for note in seen["notes"] if "this run has no supervisor" in note]
+    assert "ended before it started one" in note and note.endswith(f"homelab supervise {seen['run']}")
     supervisor = fresh.spawn("supervise", seen["run"])
     try:
         wait_until(lambda: bool(fresh.json("status", seen["run"])["supervisor"]), 60.0)
-        assert not [note for note in fresh.json("status", seen["run"])["notes"] if "nobody looks after" in note]
+        assert not [note for note in fresh.json("status", seen["run"])["notes"] if "has no supervisor" in note]
         assert fresh.json("stop", seen["run"])["clean"]
     finally:
         supervisor.kill()
@@ -133,7 +133,7 @@ def test_a_damaged_folder_that_nobody_can_mend(launched: tuple[Desk, str]) -> No
     for verb in VERBS:
         error = complaint(desk, *with_run(verb, run), code=1, as_json=verb == VERBS[0])
         assert (
-            "this run's folder is damaged" in error["message"] and run in error["where"] and error["hint"].startswith("put it aside: mv ")
+            "this run's folder is damaged" in error["message"] and run in error["where"] and error["hint"].startswith("move it away: mv ")
         )
     desk.homelab("runs")
 
@@ -155,7 +155,7 @@ def test_questions_that_the_run_cannot_answer(launched: tuple[Desk, str]) -> Non
     assert "there is no rank 7" in complaint(desk, "logs", "--rank", "7", code=2)["message"]
     assert "nothing to recover" in complaint(desk, "recover", code=2, as_json=False)["message"]
     error = complaint(desk, "chat", "--prompt", ODD, code=2, as_json=False)
-    assert "its own [script]" in error["message"] and error["where"] == run
+    assert "this run used a [script]" in error["message"] and error["where"] == run
     assert desk.json("stop")["clean"] and desk.json("stop")["clean"], "stopping twice is fine"
     error = complaint(desk, "recover", code=1, as_json=False)
     assert "no complete checkpoint" in error["message"] and f"homelab recover {run} --from-scratch" in error["hint"]
@@ -170,7 +170,7 @@ def test_a_run_that_a_hostile_node_invents(desk: Desk, cli_lab: Lab, name: str) 
     edit(desk, "node2", python=str(fake))
     listed = desk.json("runs")
     assert name not in [row["name"] for row in listed["runs"]]
-    assert "does not say" in listed["unreachable"]["node2"]["message"]
+    assert "never sends" in listed["unreachable"]["node2"]["message"]
     shown = desk.homelab("runs").stdout
     assert "\x1b" not in shown
     complaint(desk, "status", name, code=2, as_json=False)

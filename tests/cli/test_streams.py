@@ -37,7 +37,7 @@ def test_a_full_disk_under_the_answer_is_one_error(quiet_desk: Desk, arguments: 
     assert done.returncode == (2 if "nosuchtopic" in arguments else 1), done.stderr
     assert "Traceback" not in done.stderr and "internal" not in done.stderr
     assert done.stderr.startswith(
-        "error: there is no page or topic" if "nosuchtopic" in arguments else "error: what was asked for cannot be written: No space"
+        "error: there is no page or topic" if "nosuchtopic" in arguments else "error: the output cannot be written: No space"
     )
 
 

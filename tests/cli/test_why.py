@@ -75,7 +75,7 @@ def test_from_the_failure_to_the_next_attempt(failed: tuple[Desk, str]) -> None:
     assert f"attempt 1 of {run} failed; first: rank 1 on node2" in on and "in attempt 2" in on
     assert f"What its ranks printed: homelab logs {run} --attempt 1\n" in on
     assert re.search(
-        r"since then\n  \d\d:\d\d:\d\d  attempt 2: the program was started again; it has no checkpoint before it: .*nodes node1, node2", on
+        r"since then\n  \d\d:\d\d:\d\d  attempt 2: the program was started again; it had no checkpoint: .*nodes node1, node2", on
     ), on
     assert on.rstrip().endswith(f"Next: homelab status {run}")
 
@@ -156,7 +156,7 @@ def test_what_was_done_since() -> None:
     assert [row.time for row in since(story, 2)] == [7, 8, 9]
     assert since(story, 3) == () and since([], 1) == () and since(story, 9) == ()
     unseen = lines(events.event("launched"), events.event("attempt-started", 1), events.resumed(2, 5, is_program=False))
-    assert [row.text for row in since(unseen, 1)] == ["attempt 2 goes on after step 5"]
+    assert [row.text for row in since(unseen, 1)] == ["attempt 2 continues after step 5"]
     assert since([{"time": 1.0}, {"what": 5}], 1) == ()
 
 

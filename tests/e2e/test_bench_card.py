@@ -35,7 +35,7 @@ def test_one_node_measured_and_its_row_written(desk: Desk) -> None:
     assert row.tokens_per_s > 0 and row.peak_bytes and "node2" not in text and str(desk.folder) not in text
     assert card_table.parse(json.dumps(json.loads(text))) == (
         "card",
-        f'no data sheet here for "{row.card}": add it to homelab/controller/base/data_sheets.py first',
+        f'homelab has no data sheet of "{row.card}": add it to homelab/controller/base/data_sheets.py first',
     )
     assert not left_on(desk.lab) and not folders(desk)
 

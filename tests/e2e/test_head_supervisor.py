@@ -102,7 +102,7 @@ def test_the_controller_sleeps_while_a_worker_dies(desk: Desk, lab: Lab, referen
     told = [event["text"] for event in desk.json("status", run.name)["events"]]
     assert any(text.startswith("trouble") for text in told) and told.count("done") == 1, told
     why = desk.json("why", run.name, "--attempt", "1")
-    assert any(row["text"].startswith("attempt 2 goes on") for row in why["since"]), why
+    assert any(row["text"].startswith("attempt 2 continues") for row in why["since"]), why
     assert_lawful(run, reference, head=HEAD)
 
 
@@ -111,7 +111,7 @@ def test_it_is_said_when_it_is_gone_and_stop_ends_it(desk: Desk, lab: Lab, key_o
     place_of_all = Path(lab.state.node(HEAD).workdir) / "supervised"
     before = set(place_of_all.glob("*"))
     tried = desk.homelab("launch", "sleeper.toml", "--skip", "collective", "--supervise", "head", "--dry-run")
-    assert "trying the ways" in tried.stderr and set(place_of_all.glob("*")) == before, "a dry run tries it and leaves nothing"
+    assert "testing the connections" in tried.stderr and set(place_of_all.glob("*")) == before, "a dry run tries it and leaves nothing"
     run = desk.launch("sleeper.toml", "--supervise", "head")
     run.wait_for_output(1, HEAD, "asleep")
     (pid,) = supervisors(lab)

@@ -97,7 +97,7 @@ def test_control_c_while_watching_leaves_the_run_alone(desk: Desk) -> None:
     os.killpg(controller.pid, signal.SIGINT)
     said += read_rest(controller)
     assert controller.returncode == 130, said
-    assert "The run goes on" in said
+    assert "The run continues" in said
     assert left_on(desk.lab)
     assert desk.json("stop", str(name_said(said)))["clean"] is True
     assert not left_on(desk.lab)

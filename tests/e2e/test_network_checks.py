@@ -107,7 +107,7 @@ def test_large_packets_that_vanish_are_found_and_a_smaller_mtu_mends_it(lab: Lab
     try:
         (finding,) = found_in(lab)
         assert (finding.check, finding.node, finding.level) == ("network.path_mtu", "node3", "fail")
-        assert "packets of 1500 bytes between it and node1 and node2 vanish on the way, those of 1400" in finding.message
+        assert "packets of 1500 bytes between it and node1 and node2 are lost on the way, those of 1400" in finding.message
         subprocess.run(["sh", "-c", finding.fix], check=True, timeout=20)
         assert [left.check for left in found_in(lab)] == ["network.mtu"], "it differs from the others now, and all arrives"
     finally:

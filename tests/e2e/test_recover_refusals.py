@@ -140,7 +140,7 @@ REFUSED: list[tuple[Callable[[Stopped], None], tuple[str, ...]]] = [
     (edited_recipe, ("train.learning_rate: 0.01 -> 0.005", "run.json", "homelab launch long.toml")),
     (edited_recipe_and_fingerprint, ("train.learning_rate: 0.01 -> 0.005", "run.json", "homelab launch long.toml")),
     (foreign_checkpoint, ("2026-01-01-0000-other; from there to here: train.seed: 7 -> 42", "node node1", "mv ")),
-    (damaged_checkpoints, ("none is whole", "on node2: optimizer.pt has another content", "--from-scratch")),
+    (damaged_checkpoints, ("is complete", "on node2: optimizer.pt has changed since", "--from-scratch")),
     (no_checkpoints, ("no complete checkpoint is left", "--from-scratch")),
     (gone_from_the_nodes, ("no node knows this run", "--from-scratch")),
     (other_model, ("config.json, rope_scaling_factor: 8.0 -> null", "node node1", "put the old model back")),
@@ -178,7 +178,7 @@ def test_half_deleted_folders_are_mended_and_a_run_that_goes_on_is_refused(stopp
     # One of its nodes answers no more, and the steps of the others go on.
     cut = Desk(desk.folder, lab, with_a_closed_port(lab, base / "cut.toml", "node2"))
     error = complaint(cut, "recover", run.name, code=2, as_json=False)
-    assert "goes on, though not every node answers" in error["message"] and "node2" in error["where"]
+    assert "is still training, although some nodes do not answer" in error["message"] and "node2" in error["where"]
     assert run.attempts() == [1, 3] and not run.exits(3)
 
 
@@ -199,7 +199,7 @@ def test_two_at_once_start_one_attempt(stopped: Stopped) -> None:
     said = [read_rest(process, timeout_s=60) for process in both]
     assert sorted(process.returncode for process in both) == [0, 2], said
     refused = said[0 if both[0].returncode else 1]
-    assert "being recovered already" in refused or "there is nothing to recover" in refused, refused
+    assert "already working on this run" in refused or "there is nothing to recover" in refused, refused
     assert stopped.run.attempts() == [1, 2]
 
 
@@ -219,7 +219,7 @@ def test_control_c(stopped: Stopped, marker: str, delay_s: float) -> None:
     os.killpg(controller.pid, signal.SIGINT)
     said += read_rest(controller, timeout_s=60)
     assert "Traceback" not in said, said
-    if "goes on after step" in said:  # announced: it lives; on a quick machine the signal came when all was said
+    if "continues after step" in said:  # announced: it lives; on a quick machine the signal came when all was said
         assert controller.returncode in (0, 130), said
         assert left_on(desk.lab)
         return

@@ -81,7 +81,7 @@ def test_the_stages_answer_what_the_whole_model_answers(desk: Desk, run: Run, wh
 def test_a_conversation_says_what_can_be_asked(desk: Desk, run: Run, little_memory: None) -> None:
     refused = desk.homelab("chat", run.name, code=1)
     assert (
-        "a conversation is not held across the stages of a pipeline" in refused.stderr
+        "a conversation does not work across the stages of a pipeline" in refused.stderr
         and f"chat --prompt Hello {run.name}" in refused.stderr
     )
 

@@ -163,7 +163,7 @@ def test_a_run_whose_supervisor_is_gone_says_so(supervised: Desk, model: Path) -
     assert "supervisor" not in " ".join(supervised.json("status", run.name)["notes"])
     pid = supervisor(of_run(supervised, run), kill=True)
     said = supervised.json("status", run.name)["notes"][-1]
-    assert f"its supervisor (process {pid} here) is gone" in said and said.endswith(f"homelab supervise {run.name}")
+    assert f"process {pid} here is gone" in said and said.endswith(f"homelab supervise {run.name}")
     supervised.homelab("stop", run.name)
 
 
@@ -177,9 +177,9 @@ def test_where_nobody_looks_after_a_run_its_owner_is_told_that_it_stands_still(d
         recover = f"homelab recover {run.name}"
         (said,) = desk.json("why", run.name)["without_supervisor"]
         assert "nothing is heard of node3, and all others have stood still" in said, said
-        assert said.endswith(f"and no supervisor is at work: {recover}")
+        assert said.endswith(f"and no supervisor is working: {recover}")
         told = desk.homelab("why", run.name).stdout
-        assert f"no supervisor is at work: {recover}\n" in told and told.endswith(f"Next: {recover}\n"), told
+        assert f"no supervisor is working: {recover}\n" in told and told.endswith(f"Next: {recover}\n"), told
     finally:
         lab.fault("node3", "plug-cable")
         desk.homelab("stop", run.name, code=None)

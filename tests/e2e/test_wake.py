@@ -57,7 +57,7 @@ def test_ctrl_c_ends_the_waiting(desk: Desk, lab: Lab) -> None:
     try:
         waiting = desk.spawn("wake")
         assert waiting.stdout is not None
-        while "waiting for its answer" not in waiting.stdout.readline():
+        while "waiting for an answer" not in waiting.stdout.readline():
             assert waiting.poll() is None
         waiting.send_signal(signal.SIGINT)
         assert waiting.wait(timeout=20) == 130

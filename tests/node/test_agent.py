@@ -476,7 +476,7 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         os.mkfifo(tmp_path / name)
     answer = ask("facts", {"node": NODE, "workdir": str(tmp_path), "model": "m", "method": {"kind": "lora"}})
-    assert not answer["broken"] and answer["collective_check"] is None and answer["speed_profiles"]["problem"] == "it is no file"
+    assert not answer["broken"] and answer["collective_check"] is None and answer["speed_profiles"]["problem"] == "it is not a file"
 
 
 def test_kept_digests_that_are_none_are_reckoned_anew(tmp_path: Path) -> None:

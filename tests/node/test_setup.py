@@ -99,6 +99,6 @@ def test_one_setup_at_a_time(home: Path) -> None:
     record.note(record.folder())
     descriptor = os.open(os.path.join(record.folder(), "lock"), os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    with pytest.raises(Refusal, match="another setup works on this node"):
+    with pytest.raises(Refusal, match="another setup is working on this node"):
         ask_node("setup-make", {"environment": "~/env", "python": "/usr/bin/python3", "version": "3.11", "lock": "x", "is_closed": True})
     os.close(descriptor)

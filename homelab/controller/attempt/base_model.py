@@ -74,10 +74,10 @@ def _read(path: Path) -> dict[str, Any]:
     again = f"copy the model's folder again from where it came; to look at it: head -c 300 {shlex.quote(str(path))}"
     try:
         if not path.is_file():
-            raise InputError("config.json of the model is no file", where=str(path), hint=again)
+            raise InputError("config.json of the model is not a file", where=str(path), hint=again)
         if (size := path.stat().st_size) > _MOST_BYTES:
             raise InputError(
-                f"config.json of the model has {size} bytes, and no model needs more than {_MOST_BYTES}", where=str(path), hint=again
+                f"config.json of the model has {size} bytes, but no model needs more than {_MOST_BYTES}", where=str(path), hint=again
             )
         content = json.loads(path.read_bytes())
     except OSError as error:
@@ -86,9 +86,9 @@ def _read(path: Path) -> dict[str, Any]:
         ) from None
     except (ValueError, RecursionError) as error:
         why = "it is nested too deep" if isinstance(error, RecursionError) else str(error).partition(";")[0]
-        raise InputError(f"config.json of the model is no JSON that can be read: {why}", where=str(path), hint=again) from None
+        raise InputError(f"config.json of the model is not valid JSON: {why}", where=str(path), hint=again) from None
     if not isinstance(content, dict):
-        raise InputError("config.json of the model holds no JSON object", where=str(path), hint=again)
+        raise InputError("config.json of the model is not a JSON object", where=str(path), hint=again)
     return content
 
 
@@ -101,7 +101,5 @@ def _other(folder: Path, kind: str) -> InputError:
         )  # fmt: skip
     seen, edit = model_forms.HELD[kind]
     return InputError(
-        f"{folder} {seen}",
-        where="recipe, [model] name",
-        hint=f"edit the recipe: {edit or '[model] name = the model that they were made from'}",
+        f"{folder} {seen}", where="recipe, [model] name", hint=f"edit the recipe: {edit or '[model] name = the model that they belong to'}"
     )

@@ -20,7 +20,7 @@ from homelab.controller.planning.speed.measured_cards import MeasuredCard, Table
 SHIPPED = Path(measured_cards.__file__).with_suffix(".jsonl")
 _MOST_BYTES, _MOST_TOLD = 8 << 20, 3
 _AGAIN = "install homelab again, or restore the file (git checkout)"
-_FIX = "mend the row (homelab bench card writes good ones), or take the line out"
+_FIX = "correct the row (homelab bench card writes valid ones), or remove the line"
 
 
 @functools.cache

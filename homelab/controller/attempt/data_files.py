@@ -33,9 +33,7 @@ def _of_file(role: str, path: Path) -> InputError | None:
     if path.suffix not in file_kind.SUFFIXES:
         allowed = ", ".join(file_kind.SUFFIXES)
         return InputError(
-            f"data files end in {allowed}, and this one does not",
-            where=where,
-            hint="rename the file after what it holds, or convert it to JSONL",
+            f"the name of a data file ends in {allowed}", where=where, hint="rename the file by its format, or convert it to JSONL"
         )
     if rows is None or path.suffix == ".parquet":
         return None
@@ -56,9 +54,9 @@ def _of_text(suffix: str, text: str, is_whole: bool, where: str) -> InputError |
     for number, line in enumerate(text.split("\n") if suffix == ".jsonl" else [], start=1):
         if line.strip() and not isinstance(_json(line), dict):
             return InputError(
-                "this line is no JSON object",
+                "this line is not a JSON object",
                 where=f"{where}, line {number}",
-                hint="every line is one JSON object, and no line break stands inside it",
+                hint="every line must be one JSON object, without line breaks in it",
             )
     return None
 
@@ -66,13 +64,15 @@ def _of_text(suffix: str, text: str, is_whole: bool, where: str) -> InputError |
 def _of_list(text: str, where: str) -> InputError | None:
     rows = _json(text)
     if not isinstance(rows, list):
-        hint = "a .json file is one list of objects; with one object per line, call it .jsonl"
-        return InputError("this file is no JSON list", where=where, hint=hint)
+        hint = "a .json file must be one list of objects; if it has one object per line, rename it to .jsonl"
+        return InputError("this file is not a JSON list", where=where, hint=hint)
     if not rows:
         return InputError("the data file has no rows", where=where, hint="put at least one sample into it")
     number = next((number for number, row in enumerate(rows, start=1) if not isinstance(row, dict)), None)
     return (
-        InputError("this row is no JSON object", where=f"{where}, row {number}", hint='write [{"messages": ...}, ...]') if number else None
+        InputError("this row is not a JSON object", where=f"{where}, row {number}", hint='write [{"messages": ...}, ...]')
+        if number
+        else None
     )
 
 

@@ -32,7 +32,7 @@ def fetch(model: Model) -> FetchedConfig:
         return FetchedConfig()
     if importlib.util.find_spec("huggingface_hub") is None:
         return FetchedConfig(
-            note=f"{model.name} was not looked for on the hub, whose library is not on this machine: {package.install('huggingface_hub')}"
+            note=f"{model.name} was not looked up on the hub, because its library is not on this machine: {package.install('huggingface_hub')}"
         )
     answers: list[FetchedConfig] = []
     # A name lookup has no time limit of its own.
@@ -55,25 +55,25 @@ def _asked(model: Model) -> FetchedConfig:
             for part in response.iter_bytes():
                 content += part
                 if len(content) > _MOST_BYTES:
-                    return _without(model, f"it has more than {_MOST_BYTES} bytes")
+                    return _without(model, f"it is larger than {_MOST_BYTES} bytes")
         config = json.loads(content)
     except errors.GatedRepoError:
         return _without(
             model,
-            f"the hub gives it only to those who have accepted its terms at https://huggingface.co/{model.name}; then: export HF_TOKEN=...",
+            f"the hub gives it only to users who accepted its terms at https://huggingface.co/{model.name}; then: export HF_TOKEN=...",
         )
     except errors.RevisionNotFoundError:
-        return _without(model, f'the hub knows the model, and no revision "{model.revision}" of it')
+        return _without(model, f'the hub knows the model, but no revision "{model.revision}" of it')
     except errors.EntryNotFoundError:
         return _without(
-            model, "the hub has no such file there: are they adapters, or GGUF files? [model] name = the model that they were made from"
+            model, "the hub has no such file there: are they adapters, or GGUF files? [model] name = the model that they belong to"
         )
     except (errors.RepositoryNotFoundError, errors.HFValidationError):
-        return _without(model, "the hub knows no model of that name, or shows it to its owner alone")
+        return _without(model, "the hub knows no model of that name, or it is private")
     except Exception as error:  # noqa: BLE001 - of the hub's library, or of what it speaks HTTP with: a plan does without
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         return _without(model, (lines or [type(error).__name__])[0][:200])
-    return FetchedConfig(config) if isinstance(config, dict) else _without(model, "it holds no JSON object")
+    return FetchedConfig(config) if isinstance(config, dict) else _without(model, "it is not a JSON object")
 
 
 def _without(model: Model, why: str) -> FetchedConfig:

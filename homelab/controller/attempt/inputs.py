@@ -92,7 +92,7 @@ def _program(script: RecipeInput, named: Sequence[str], recipe_path: Path) -> li
             )
         except OSError as error:
             raise InputError(
-                f"a file that is shipped with the script cannot be read: {error.strerror}", where=f"{recipe_path}, [script]: {local}",
+                f"a file that homelab sends with the script cannot be read: {error.strerror}", where=f"{recipe_path}, [script]: {local}",
                 hint=f"ls -l {shlex.quote(str(local))}",
             ) from error  # fmt: skip
     if len(items) == 1:
@@ -107,7 +107,7 @@ def _material(role: str, name: str, recipe_path: Path, key: str) -> RecipeInput:
     local = (recipe_path.resolve().parent / Path(name).expanduser()).resolve()
     if not local.is_file():
         raise InputError(
-            "this file is not there" if not local.exists() else "this is not a file",
+            "this file does not exist" if not local.exists() else "this is not a file",
             where=f"{recipe_path}, key {key}: {local}",
             hint=_of_folder(name, local, key)
             or "paths are relative to the recipe; a path that starts with / or ~/ means a file that is on every node",

@@ -88,7 +88,7 @@ class SupervisorPlacement:
         place, self._place = self._place, None  # from here on it is not removed any more
         if place is not None:
             log = remote_supervisor.start(fleet, paths, place, say)
-            return f"on {place.node}, whatever becomes of this machine; its log there: {log}"
+            return f"on {place.node}, also if this machine is off; its log there: {log}"
         with store.best_effort_write(paths.supervised_json):
             paths.supervised_json.unlink(missing_ok=True)
         start(paths, cluster_file, nodes)
@@ -140,7 +140,7 @@ def _not_started(paths: RunPaths, why: str) -> HomelabError:
         f"the supervisor did not start: {why}",
         where=str(paths.supervisor_log),
         hint=Hint(
-            "the run goes on without it; by hand: {}, and after a failure: {}",
+            "the run continues without it; to start one by hand: {}, and after a failure: {}",
             homelab("supervise", paths.name),
             homelab("recover", paths.name),
         ),

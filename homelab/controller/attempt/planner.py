@@ -49,7 +49,7 @@ def settled(of: PlanInputs, launcher: str = registry.DEFAULT) -> tuple[Recipe, P
 
 
 def pinned(items: list[RecipeInput], evidence: Evidence) -> list[RecipeInput]:
-    """The inputs with hub data at the commit that the sample was read from: every node and every attempt loads that one."""
+    """The inputs with hub data at the commit that the sample was read from: every node and every attempt loads it."""
     files = evidence.sample.files if evidence.sample is not None else {}
     commits = {role: file.revision for role, file in files.items() if file.revision}
     return [

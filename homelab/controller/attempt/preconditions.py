@@ -28,12 +28,12 @@ def refuse_too_few(paths: RunPaths, recipe: Recipe, names: Collection[str], reas
     least, count = recipe.recovery.min_nodes, len(set(names))
     if count >= least:
         return
-    left = f"{count} node{' is' if count == 1 else 's are'} left to go on with{' (' + ', '.join(names) + ')' if names else ''}"
+    left = f"{count} node{' is' if count == 1 else 's are'} left{' (' + ', '.join(names) + ')' if names else ''}"
     without = "; ".join(f"{name}: {why}" for name, why in reasons.items())
     raise HomelabError(
         f"{left}, and [recovery] min_nodes is {least}",
         where=f"{paths.run_json}, key recipe.recovery.min_nodes{f'; without {without}' if without else ''}",
-        hint=Hint("bring a node back ({}), or lower that number in that file: it changes nothing in the training", homelab("preflight")),
+        hint=Hint("bring a node back ({}), or lower that number in that file: the training stays the same", homelab("preflight")),
     )
 
 
@@ -61,7 +61,7 @@ def ways_of_shares(paths: RunPaths, missing: Collection[str]) -> str:
     """What lets a run go on whose shares name nodes that are not in cluster.toml."""
     return (
         f"add {', '.join(missing)} to cluster.toml again, or give the machine its old name back there; or put its new name into "
-        f"{paths.run_json}, key recipe.parallel.shares (who computes which rows changes nothing in the training)"
+        f"{paths.run_json}, key recipe.parallel.shares (the training stays the same)"
     )
 
 
@@ -70,7 +70,7 @@ def refuse_leftovers(stopped: dict[str, dict[str, Any]]) -> None:
     for node, answer in stopped.items():
         if answer["left"]:
             raise HomelabError(
-                f"processes of the last attempt do not end: {', '.join(map(str, answer['left']))}",
+                f"processes of the last attempt did not end: {', '.join(map(str, answer['left']))}",
                 where=f"node {node}",
                 hint=f"on that node: {RESTART_IN_WORDS} (a process that SIGKILL does not end is stuck in the kernel); or leave it out with --nodes",
             )
@@ -86,7 +86,7 @@ def no_checkpoint(run: str, answers: Mapping[str, Mapping[str, Any]], silent: Ma
         f" ({'; '.join(f'{name} did not: {why}' for name, why in silent.items())})" if silent else ""
     )
     if bad:
-        problem += f"; of {len(bad)} that are there none is whole"
+        problem += f"; none of the {len(bad)} that are there is complete"
     elif not silent and not any(answer.get("run_known", True) for answer in answers.values()):
         problem = "no node knows this run, so there is no complete checkpoint: it never started, or its folders there are gone"
     reasons = [*bad[:_MOST_SHOWN], *([f"and {len(bad) - _MOST_SHOWN} more"] if len(bad) > _MOST_SHOWN else [])]
@@ -94,9 +94,7 @@ def no_checkpoint(run: str, answers: Mapping[str, Mapping[str, Any]], silent: Ma
         problem,
         where="; ".join([run, *reasons]),
         hint=Hint(
-            "{}to begin again at step 0: {}",
-            "see to these nodes, then recover; " if silent else "",
-            homelab("recover", run, "--from-scratch"),
+            "{}to start again at step 0: {}", "fix these nodes, then recover; " if silent else "", homelab("recover", run, "--from-scratch")
         ),
     )
 
@@ -110,7 +108,7 @@ def no_whole_checkpoint(run: str, gaps: Collection[str], silent: Collection[str]
         "no checkpoint has all its shards on the nodes that answer",
         where="; ".join([run, *list(gaps)[:_MOST_SHOWN]]),
         hint=Hint(
-            "{}; to begin again at step 0: {}", f"bring {', '.join(silent)} back, then recover" if silent else "a node that lost its disk had the others",
+            "{}; to start again at step 0: {}", f"bring {', '.join(silent)} back, then recover" if silent else "the other shards were on a node that lost its disk",
             homelab("recover", run, "--from-scratch"),
         ),
     )  # fmt: skip
@@ -135,15 +133,17 @@ def refuse_moving(
         if watch.moves:
             silent = "; ".join(f"{name}: {why}" for name, why in unreachable.items())
             raise InputError(
-                "this run goes on, though not every node answers: there is nothing to recover",
+                "this run is still training, although some nodes do not answer: there is nothing to recover",
                 where=f"{run}, step {watch.step}; {silent}",
                 hint=Hint(
-                    "why a node does not answer: {}; or end the run first: {}", homelab("preflight --only ssh"), homelab("stop", run)
+                    "to see why a node does not answer: {}; or stop the run first: {}",
+                    homelab("preflight --only ssh"),
+                    homelab("stop", run),
                 ),
             )
         if watch.wait_s <= 0:
             return
         if not is_announced:
             is_announced = True
-            say(f"{', '.join(unreachable)} cannot be asked: looking for up to {watch.wait_s:.0f} s whether the other ranks go on")
+            say(f"{', '.join(unreachable)} cannot be asked: checking for up to {watch.wait_s:.0f} s whether the other ranks still train")
         time.sleep(min(_LOOK_S, watch.wait_s))

@@ -89,7 +89,7 @@ def prepare(fleet: Fleet, request: SupervisorRequest, say: Say) -> SupervisorPla
     try:
         agent.unpack(_code_dir(node), ship.package()[1])
         agent.send("supervisor-put", place.request(fleet), ship.tar(of_cluster, mode=0o600))
-        say(f"trying the ways from {request.head} to the other nodes")
+        say(f"testing the connections from {request.head} to the other nodes")
         errors = agent.ask("supervisor-reach", place.request(fleet), timeout_s=90.0)["errors"]
         must_answer = set(request.nodes) - set(request.silent)
         _refuse_unreached(fleet.cluster, node, {name: error for name, error in errors.items() if name in must_answer})
@@ -115,7 +115,7 @@ def start(fleet: Fleet, paths: RunPaths, place: SupervisorPlace, say: Say) -> st
     except HomelabError as error:
         raise HomelabError(
             f"the supervisor did not start on {place.node}: {error.message}", where=error.where,
-            hint=Hint("the run goes on without it; from here: {}, and after a failure: {}", homelab("supervise", paths.name), homelab("recover", paths.name)),
+            hint=Hint("the run continues without it; to start one from here: {}, and after a failure: {}", homelab("supervise", paths.name), homelab("recover", paths.name)),
         ) from error  # fmt: skip
 
 
@@ -184,7 +184,7 @@ def host_keys(cluster: Cluster, remote_cluster: Cluster) -> str:
             keys = _keys_of(cluster, cluster.node(node.name))
             if not keys:
                 raise HomelabError(
-                    "the host key of this node is not known here, so the head cannot be told which one to trust", where=f"node {node.name}",
+                    "the host key of this node is not known here, so homelab cannot tell the head which key to trust", where=f"node {node.name}",
                     hint=homelab("trust", node.name),
                 )  # fmt: skip
             lines += [f"{name} {key}" for key in keys]
@@ -206,13 +206,13 @@ def _refuse_lacking(node: Node, has: dict[str, Any]) -> None:
         raise HomelabError(
             f"a supervisor needs Python {oldest} or newer, and this node has {'.'.join(map(str, has['version']))}",
             where=f"node {node.name}, {has['python']}",
-            hint=f"{create_environment(node, PACKAGES, f'python{oldest}')}; or leave it on this machine: --supervise here",
+            hint=f"{create_environment(node, PACKAGES, f'python{oldest}')}; or keep it on this machine: --supervise here",
         )
     if problems := {package: problem for package in PACKAGES if (problem := _what_lacks(package, has["packages"]))}:
         fix = pip_install(node, problems) if environment_of(node) else create_environment(node, problems)
         raise HomelabError(
-            f"a supervisor needs {listed(problems)}; in the Python of this node {listed(problems.values())}",
-            where=f"node {node.name}, {has['python']}", hint=f"{fix}; or leave it on this machine: --supervise here",
+            f"a supervisor needs {listed(problems)}; the Python of this node has {listed(problems.values())}",
+            where=f"node {node.name}, {has['python']}", hint=f"{fix}; or keep it on this machine: --supervise here",
         )  # fmt: skip
 
 
@@ -232,10 +232,10 @@ def _refuse_unreached(cluster: Cluster, head: Node, errors: Mapping[str, Mapping
     name, first = next(iter(closed.items()))
     refused = [cluster.node(other) for other, error in closed.items() if error["is_login"]]
     raise HomelabError(
-        f"{head.name} does not reach {listed(closed)}, so a supervisor there could not look after {'it' if len(closed) == 1 else 'them'}: {first['message']}",
+        f"{head.name} does not reach {listed(closed)}, so a supervisor there could not watch {'it' if len(closed) == 1 else 'them'}: {first['message']}",
         where=f"from node {head.name} to {name}: {first['where']}",
         hint=Hint(
-            "{}; or leave it on this machine: --supervise here", _authorise(head, refused) if refused else advice(head.name, first["hint"])
+            "{}; or keep it on this machine: --supervise here", _authorise(head, refused) if refused else advice(head.name, first["hint"])
         ),
     )
 

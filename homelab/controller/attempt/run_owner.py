@@ -63,7 +63,7 @@ def _here(paths: RunPaths) -> str:
 
 def _elsewhere(owners: Iterable[Owner]) -> str:
     follower = _living(owners)
-    return f"at work elsewhere ({follower.by or 'another machine'})" if follower else ""
+    return f"working elsewhere ({follower.by or 'another machine'})" if follower else ""
 
 
 def _living(owners: Iterable[Owner]) -> Follower | None:

@@ -65,12 +65,12 @@ def _named(name: str, root: Path, recipe_path: Path) -> Iterator[Path]:
     place = recipe_path.resolve().parent / Path(name).expanduser()
     where = f"{recipe_path}, key script.files: {place}"
     if not place.exists():
-        raise InputError("this file is not there", where=where, hint="paths are relative to the recipe")
+        raise InputError("this file does not exist", where=where, hint="paths are relative to the recipe")
     place = place.resolve()
     if not place.is_relative_to(root):
         raise InputError(
-            "this file does not lie beside the script or below it, so it has no place beside it on the nodes", where=where,
-            hint=f"put it below {shlex.quote(str(root))}; what lies on every node already is not shipped: give its path in [script] args",
+            "this file is not in the folder of the script or below it, so homelab cannot send it with the script", where=where,
+            hint=f"put it below {shlex.quote(str(root))}; if it is on every node already, give its path in [script] args",
         )  # fmt: skip
     if place.is_file():
         yield place
@@ -135,7 +135,7 @@ def _refuse_too_much(file_of: dict[str, Path], script: Path, recipe_path: Path) 
         return
     largest = max(sizes, key=lambda inside: sizes[inside])
     raise InputError(
-        f"{len(sizes)} files of {megabytes(sum(sizes.values()), '.0f')} MB would be shipped beside the script (at most {MOST_FILES}, and {megabytes(MOST_BYTES, '.0f')} MB)",
+        f"{len(sizes)} files of {megabytes(sum(sizes.values()), '.0f')} MB would be sent with the script (at most {MOST_FILES}, and {megabytes(MOST_BYTES, '.0f')} MB)",
         where=f"{recipe_path}, [script]: {script.parent}, the largest: {largest}",
         hint="install packages into the environment of every node, and put data there once: a path that starts with / in [script] args",
     )

@@ -65,7 +65,7 @@ def ship_material(fleet: Fleet, names: list[str], material: list[RecipeInput], s
         _, errors = on_all(names, send)
         _raise_first(errors)
         if changed:
-            notes.append(f"{item.name} had been changed on {', '.join(sorted(changed))}: it was sent again, as it was at the launch")
+            notes.append(f"{item.name} had been changed on {', '.join(sorted(changed))}: the original was sent again")
     return notes
 
 
@@ -81,11 +81,11 @@ def _not_here(name: str, item: RecipeInput, changed: str | None) -> HomelabError
     """`changed`: the other content lies there, in the workdir of the node."""
     assert item.local is not None and item.sha256
     on_node = f"was changed on this node (below its workdir: {changed})" if changed else "is not on this node"
-    at_controller = "the one here is not as it was at the launch" if item.local.is_file() else "not here either"
+    at_controller = "the one here has changed since the launch" if item.local.is_file() else "not here either"
     return HomelabError(
         f"the run's file {item.name} {on_node}, and {at_controller}",
         where=f"node {name}; here: {item.local}",
-        hint=f"copy it to {item.local} as it was at the launch (sha256 {item.sha256[:12]}), or go on without {name}: --nodes",
+        hint=f"copy it to {item.local} in its version of the launch (sha256 {item.sha256[:12]}), or continue without {name}: --nodes",
     )
 
 
@@ -126,7 +126,7 @@ def start(fleet: Fleet, claim: Claim, plan: Plan, run_json: Mapping[str, Any], m
             )
         if unasked:
             raise UnreachableError(
-                f"the start was undone, but {', '.join(unasked)} could not be asked: something may still run there",
+                f"the start was undone, but {', '.join(unasked)} could not be asked: processes may still run there",
                 where=f"{plan.run}; the start ended with: {str(error) or type(error).__name__}",
                 hint=Hint("when it answers again: {}", homelab("stop", plan.run)),
             ) from error
@@ -181,10 +181,10 @@ def write_attempt_files(paths: RunPaths, fleet: Fleet, plan: Plan) -> None:
 
     store.write_text(paths.plan_txt, plan_table.text(plan))
     targets = {node.name: f"{node.user + '@' if node.user else ''}{node.host}" for node in fleet.cluster.nodes}
-    head = f"#!/bin/sh\n# {plan.run}, attempt {plan.attempt}: what was executed on each node. Start them all within a few minutes of each other.\n\n"
+    head = f"#!/bin/sh\n# {plan.run}, attempt {plan.attempt}: what was executed on each node. Start all of them within a few minutes.\n\n"
     if plan.resume_step:
         head += (
-            f"# It goes on from checkpoints/step-{plan.resume_step:08d}. Newer checkpoints have taken its place in the end ([checkpoint] keep); then either\n"
+            f"# It continues from checkpoints/step-{plan.resume_step:08d}. Newer checkpoints have taken its place in the end ([checkpoint] keep); then either\n"
             f"# homelab recover {plan.run}, or by hand: set resume_step in attempts/{plan.attempt}/plan.json on every node to a step that they hold.\n\n"
         )
     store.write_text(paths.commands_sh, head + "\n".join(by_hand(node, targets.get(node.name, node.name)) for node in plan.nodes))

@@ -78,7 +78,7 @@ def judge(
     unheard = tuple(name for name in expected if name not in fresh)
     statuses = {name: sign for name, sign in signs.items() if name in expected}
     if any(sign.newest > attempt for sign in statuses.values()):
-        return AttemptVerdict("superseded", because="a node knows a newer attempt: somebody else has recovered this run")
+        return AttemptVerdict("superseded", because="a node knows a newer attempt: another controller has recovered this run")
     ended = _ended(statuses, expected, fresh)
     if ended is not None:
         return ended
@@ -146,7 +146,7 @@ def _dead(fresh: Mapping[str, NodeStatus]) -> AttemptVerdict | None:
         name for name, sign in fresh.items() if sign.started and sign.exit is None and sign.torchrun in DEAD and _is_unfinished(sign)
     )
     if vanished:
-        return AttemptVerdict("exit", vanished, because=f"torchrun on {', '.join(vanished)} is gone, and its end was not written down")
+        return AttemptVerdict("exit", vanished, because=f"torchrun on {', '.join(vanished)} is gone, and no record of its end was written")
     return None
 
 

@@ -22,10 +22,8 @@ def refuse_leaving(path: Path, folder: Path, where: str) -> None:
         return
     name = shlex.quote(str(path))
     copy = f"cp -RL {name} {name}.copy && rm {name} && mv {name}.copy {name}"
-    what = f"leads out of the folder, to {real}" if not real.is_relative_to(home) else f"leads to what is hidden there, {real}"
-    raise _refusal(
-        path, what, where, f"if it shall be sent, put a copy in its place: {copy}; if not, remove the link, or name it in .gitignore"
-    )
+    what = f"leads out of the folder, to {real}" if not real.is_relative_to(home) else f"leads to a hidden file of the folder, {real}"
+    raise _refusal(path, what, where, f"to send it, replace the link by a copy: {copy}; if not, remove the link, or add it to .gitignore")
 
 
 def _refusal(path: Path, what: str, where: str, hint: str) -> InputError:

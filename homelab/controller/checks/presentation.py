@@ -57,7 +57,7 @@ def table(findings: Sequence[Finding], nodes: Sequence[str], differences: Differ
 
 def listing(subjects: Sequence[Subject]) -> str:
     """All checks as a Markdown table: the page of preflight shows it, and `homelab preflight --list` prints it."""
-    lines = ["| check | true if all is well | otherwise |", "|---|---|---|"]
+    lines = ["| check | true if all is right | otherwise |", "|---|---|---|"]
     lines += [f"| `{check.id}` | {check.title} | {check.worst} |" for subject in subjects for check in subject.checks]
     return "\n".join(lines) + "\n"
 

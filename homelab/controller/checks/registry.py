@@ -121,7 +121,7 @@ def judge_one(check: Check, evidence: Evidence) -> list[Finding]:
             assert finding.level != "ok" and finding.hint, finding
             findings.append(finding)
     except Exception as error:  # noqa: BLE001 - a fault of ours must not hide what the other checks have found
-        message = f"this check broke: {type(error).__name__}: {error}"
+        message = f"this check itself failed: {type(error).__name__}: {error}"
         hint = Hint("{}; please report it with: {}", homelab(f"preflight --skip {check.id}"), homelab("preflight --json"))
         findings.append(Finding(check.id, "", "fail", message, hint))
     return findings

@@ -25,7 +25,7 @@ def is_node_name(name: str) -> bool:
 
 def _check_name(name: str) -> str:
     if not is_node_name(name):
-        raise ValueError("a name starts with a letter or digit and holds letters, digits, '.', '_' and '-' (64 at most)")
+        raise ValueError("a name starts with a letter or digit and holds letters, digits, '.', '_' and '-' (at most 64)")
     return name
 
 
@@ -76,7 +76,7 @@ def _check_remote_path(path: str) -> str:
 
 def _check_workdir(path: str) -> str:
     if ":" in path:
-        raise ValueError("a path without ':' (Python would take it for two folders)")
+        raise ValueError("a path without ':' (Python would read it as two folders)")
     return _check_remote_path(path)
 
 
@@ -104,7 +104,7 @@ class Gpu(ConfigModel):
     @model_validator(mode="after")
     def _one_of_the_two(self) -> Gpu:
         if self.uuid is not None and self.index is not None:
-            raise ValueError("`uuid` or `index`: one of them says which card is meant")
+            raise ValueError("give either `uuid` or `index` to name the card")
         return self
 
 
@@ -131,7 +131,7 @@ class Node(ConfigModel):
         pointed = [gpu.uuid.lower() if gpu.uuid else gpu.index for gpu in self.gpus if gpu.uuid or gpu.index is not None]
         twice = next((one for place, one in enumerate(pointed) if one in pointed[:place]), None)
         if twice is not None:
-            raise ValueError(f"two entries of `gpus` point at one card ({twice})")
+            raise ValueError(f"two entries of `gpus` name the same card ({twice})")
         return self
 
     @property

@@ -22,24 +22,24 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TAKEN = (
     (
         r"RANK|LOCAL_RANK|NODE_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|(?:GROUP|ROLE)_\w+|MASTER_(?:ADDR|PORT)|(?:TORCHELASTIC|PET)_\w+|NCCL_COMM_ID",
-        "it tells a process which rank it is and where the ranks meet: the plan says that",
+        "it tells a process its rank and the address of the head: the plan decides that",
     ),
     (
         r"(?:CUDA|HIP|ROCR|NVIDIA)_VISIBLE_DEVICES|CUDA_DEVICE_ORDER",
-        "it says which cards compute: `gpus` of the node in cluster.toml does that, with fewer cards than there are, or with a card's `uuid`",
+        "it chooses the cards: use `gpus` of the node in cluster.toml for that, with fewer cards than there are, or with the `uuid` of a card",
     ),
     (
         r"(?:NCCL|GLOO|TP)_SOCKET_IFNAME|NCCL_SOCKET_FAMILY",
-        "it says which network the ranks use: `interface` and `lan_address` of the node in cluster.toml do that",
+        "it chooses the network of the ranks: use `interface` and `lan_address` of the node in cluster.toml for that",
     ),
     (
         r"TORCH_NCCL_\w+|TORCH_FR_\w+|NCCL_(?:ASYNC_ERROR_HANDLING|BLOCKING_WAIT|DESYNC_DEBUG|ENABLE_TIMING|DEBUG_FILE)",
-        "it decides how ranks end when a peer is gone and what is written down then: who watches the run rests on that",
+        "it decides how ranks end when another rank is gone, and what they log: the supervisor depends on that",
     ),
-    (r"HOMELAB_\w+", "homelab itself tells its workers what to do with it"),
+    (r"HOMELAB_\w+", "homelab sets it itself for its workers"),
     (
         r"PYTHON(?:PATH|HOME|UNBUFFERED|STARTUP|SAFEPATH)|HOME",
-        "homelab's own code on the node, `python` and `workdir` are found by it",
+        "homelab finds its own code on the node, `python` and `workdir` by it",
     ),
 )  # fmt: skip
 # On one node alone it would be another training there; of the built-in worker [train] says it.
@@ -57,9 +57,9 @@ EQUAL_ON_ALL_NODES = (
 def refusal(name: str) -> str | None:
     """Why nobody may set this variable; None where a recipe may. `refusal_of_the_law` has those that only a [script] may have."""
     if not _NAME.fullmatch(name):
-        return "a variable's name has letters of the alphabet, digits and '_', and begins with no digit"
+        return "a variable's name has letters of the alphabet, digits and '_', and does not begin with a digit"
     if secrets.names_a_secret(name):
-        return f"a secret does not belong into a file that is kept with each run: {typed_secrets.HELP}"
+        return f"a secret must not be in a file that is stored with each run: {typed_secrets.HELP}"
     return next((why for names, why in _TAKEN if re.fullmatch(names, name)), None)
 
 
@@ -77,9 +77,9 @@ def _checked(name: str, why: str | None) -> str:
 
 def _value(value: str) -> str:
     if not value.isprintable():
-        raise ValueError("one line of characters that can be printed")
+        raise ValueError("one line of printable characters")
     if secrets.without_login(value) != value:
-        message = "an address with a login cannot stand here, in a file that is kept with each run: such a variable belongs into /etc/environment of the node"
+        message = "an address with a login must not be in a file that is stored with each run: put this variable into /etc/environment of the node"
         raise PydanticCustomError("variable", "{said}", {"said": message})  # the value is shown nowhere
     return value
 

@@ -20,8 +20,8 @@ def not_deep(text: str, where: str) -> str:
     if deep := _DEEP.search(text):
         begin = len(deep[0]) - len(deep[0].lstrip(" \t{,["))
         raise InputError(
-            f"a key of over {_MOST_PARTS} parts ({deep[0][begin : begin + 20]}...); no key of homelab has more than three",
-            where=f"{where}, line {text.count(chr(10), 0, deep.start() + 1) + 1}", hint="take that line out, or put the text in quotes behind a key and =",
+            f"a key of over {_MOST_PARTS} parts ({deep[0][begin : begin + 20]}...); keys of homelab have at most three",
+            where=f"{where}, line {text.count(chr(10), 0, deep.start() + 1) + 1}", hint='remove that line, or write it as key = "text"',
         )  # fmt: skip
     return text
 

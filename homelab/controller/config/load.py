@@ -93,7 +93,7 @@ def read(path: Path, kind: str, hint: str) -> tuple[str, dict[str, Any]]:
         hint = f"ls -ld {shlex.quote(str(path))}"
         raise InputError(f"this {kind} cannot be read: {error.strerror}", where=str(path), hint=hint) from error
     if len(text) > _MOST_CHARACTERS:
-        raise InputError(f"this {kind} is far too large for one", where=f"{path}, over {_MOST_CHARACTERS} characters", hint=hint)
+        raise InputError(f"this {kind} is far too large", where=f"{path}, over {_MOST_CHARACTERS} characters", hint=hint)
     return text, _parsed(text, path, kind)
 
 
@@ -127,7 +127,7 @@ def _unusable(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[Fault]:
 def _table(data: dict[str, Any], key: str, faults: list[Fault]) -> dict[str, Any]:
     table = data.get(key, {})
     if not isinstance(table, dict):
-        faults.append(((key,), f"[{key}] is a section of keys"))
+        faults.append(((key,), f"[{key}] is a section with keys"))
         return {}
     return dict(table)
 
@@ -146,7 +146,7 @@ def _nodes(data: dict[str, Any], defaults: dict[str, Any], faults: list[Fault]) 
         faults.append((("nodes",), "each machine is a section that starts with [[nodes]] (two brackets)"))
         return []
     if not entries:
-        faults.append((("nodes",), "no machine: add a [[nodes]] section with name and host"))
+        faults.append((("nodes",), "there is no machine: add a [[nodes]] section with name and host"))
     nodes = []
     blamed_defaults: set[tuple[str | int, ...]] = set()
     for index, entry in enumerate(entries):
@@ -188,7 +188,7 @@ def _clashes(nodes: list[Node]) -> list[Fault]:
             claims.append(("lan_address", node.lan_address))
         for key, value in claims:
             if (key, value) in owners:
-                faults.append((("nodes", index, key), f'{key} "{value}" belongs to node "{owners[key, value]}" already'))
+                faults.append((("nodes", index, key), f'{key} "{value}" is already that of node "{owners[key, value]}"'))
             owners.setdefault((key, value), node.name)
     return faults
 

@@ -41,9 +41,7 @@ def parse(steps: str, ranks: str) -> ProfileRequest | None:
     if not steps:
         if ranks:
             raise InputError(
-                "no steps are named that these ranks shall profile",
-                where=f"--profile-ranks {ranks}",
-                hint=f"--profile 3 --profile-ranks {ranks}",
+                "the steps to profile are missing", where=f"--profile-ranks {ranks}", hint=f"--profile 3 --profile-ranks {ranks}"
             )
         return None
     chosen = _ranks(ranks)
@@ -58,7 +56,7 @@ def parse(steps: str, ranks: str) -> ProfileRequest | None:
         )
     if count < 1 or first == 0:
         raise InputError(
-            "steps are counted from 1, and the last is not before the first",
+            "steps are counted from 1, and the last one must not be before the first",
             where=f"--profile {steps}",
             hint="--profile 3, or --profile 8-10",
         )
@@ -67,7 +65,7 @@ def parse(steps: str, ranks: str) -> ProfileRequest | None:
         raise InputError(
             f"{count} steps are too many for one profile: at most {MOST_STEPS}",
             where=f"--profile {steps}",
-            hint=f"--profile {begin}-{begin + 2}; steps are much alike",
+            hint=f"--profile {begin}-{begin + 2}; steps hardly differ",
         )
     return ProfileRequest(steps, count, first, chosen)
 
@@ -87,7 +85,7 @@ def refuse_early(request: ProfileRequest, recipe: Recipe, recipe_file: str) -> N
     """Before any node is asked. Raises InputError for a [script], of which nobody but its program knows the steps, and for steps beyond the recipe's."""
     if isinstance(recipe, ScriptRecipe):
         raise InputError(
-            "profiles are made by the built-in worker, and this recipe runs a [script] of its own", where=f"{recipe_file}, --profile {request.text}",
+            "only the built-in worker makes profiles, and this recipe runs a [script]", where=f"{recipe_file}, --profile {request.text}",
             hint="launch without --profile, and use torch.profiler in the script",
         )  # fmt: skip
     _first_step(request, recipe.train.steps)

@@ -70,8 +70,8 @@ def parsed(words: Sequence[str]) -> Program:
     name = first.rpartition("/")[2]
     if what := typed_secrets.found(words):
         raise InputError(
-            f"the command holds a secret ({what}): it would be kept with the run, and every user of a node would see it", where=where,
-            hint=f"leave it out; give it in the environment: export HF_TOKEN=..., or another secret to the node itself: {typed_secrets.HELP}",
+            f"the command contains a secret ({what}): homelab would store it with the run, and every user of a node could see it", where=where,
+            hint=f"remove it and use the environment: export HF_TOKEN=...; for another secret on the node itself: {typed_secrets.HELP}",
         )  # fmt: skip
     if not words:
         raise InputError("there is no command", where=where, hint=homelab("run -- python train.py"))
@@ -85,7 +85,7 @@ def parsed(words: Sequence[str]) -> Program:
     if first.endswith(".py"):
         return Program(_relative(first, where), rest)
     raise InputError(
-        f"homelab cannot start {first!r} on several machines: it is no Python program that it knows", where=where,
+        f"homelab cannot start {first!r} on several machines: homelab does not know it as a Python program", where=where,
         hint=Hint("one of: python train.py, python -m package, accelerate launch train.py, trl sft, axolotl train, llamafactory-cli train"),
     )  # fmt: skip
 
@@ -97,9 +97,9 @@ def _started(name: str, words: tuple[str, ...], where: str) -> Program:
     if words and not words[0].startswith("-"):
         return Program(_relative(words[0], where), words[1:])
     option = words[0] if words else "nothing"
-    hint = "leave out what says nodes, processes and ports; accelerate's other settings are variables: ACCELERATE_MIXED_PRECISION=bf16 in [environment] of a [script] recipe"
+    hint = "leave out the options for nodes, processes and ports; other settings of accelerate are variables: ACCELERATE_MIXED_PRECISION=bf16 in [environment] of a [script] recipe"
     raise InputError(
-        f"{name} is given {option}, and homelab starts the processes itself",
+        f"{name} is given {option}, but homelab starts the processes itself",
         where=where,
         hint=hint if name != "python" else "python train.py, or python -m package",
     )
@@ -109,5 +109,5 @@ def _relative(path: str, where: str) -> str:
     clean = re.sub(r"^(\./)+", "", path)
     if clean.startswith(("/", "~", "../")) or "/../" in clean:
         hint = Hint("change to the folder of the program, then: {}", homelab("run -- python train.py"))
-        raise InputError(f"{path} does not lie below this folder, which is what is sent to the nodes", where=where, hint=hint)
+        raise InputError(f"{path} is not below this folder, and homelab sends only this folder to the nodes", where=where, hint=hint)
     return clean

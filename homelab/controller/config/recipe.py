@@ -78,7 +78,7 @@ class RecipeFile(RunSections):
             if missing:
                 raise ValueError("missing " + ", ".join(f"[{name}]" for name in missing) + " (or give a [script])")
         elif any(section is not None for section in built_in.values()):
-            raise ValueError("a [script] trains by itself: it goes without [model], [data], [method] and [train]")
+            raise ValueError("a [script] has its own training: remove [model], [data], [method] and [train]")
         return self
 
     @model_validator(mode="after")
@@ -86,11 +86,9 @@ class RecipeFile(RunSections):
         if self.train is None or self.data is None or not self.train.chooses_by_evaluation:
             return self
         if self.data.eval is None and not self.data.eval_fraction:
-            raise ValueError(
-                "[train] keep_best and early_stopping choose by the loss over held-out rows: give [data] eval or eval_fraction"
-            )
+            raise ValueError("[train] keep_best and early_stopping need the loss over held-out rows: set [data] eval or eval_fraction")
         if not self.tracking.eval_every_steps:
-            raise ValueError("[train] keep_best and early_stopping choose among evaluations: give [tracking] eval_every_steps")
+            raise ValueError("[train] keep_best and early_stopping need evaluations: set [tracking] eval_every_steps")
         return self
 
     @model_validator(mode="after")

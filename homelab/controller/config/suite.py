@@ -60,7 +60,7 @@ class Suite(ConfigModel):
         twice = _twice([SAME.get(name, name) for name in names])
         if twice:
             raise ValueError(
-                f"each strategy once; {twice} is there twice" + (" (fsdp is another name of zero3)" if twice == "zero3" else "")
+                f"name each strategy once; {twice} is there twice" + (" (fsdp is another name of zero3)" if twice == "zero3" else "")
             )
         if not names:
             raise ValueError("one strategy or more")
@@ -70,12 +70,12 @@ class Suite(ConfigModel):
     @classmethod
     def _sets_differ(cls, sets: tuple[NodeSet, ...]) -> tuple[NodeSet, ...]:
         if not sets:
-            raise ValueError('one set of nodes or more, like ["each", 2, "all"]')
+            raise ValueError('at least one set of nodes, like ["each", 2, "all"]')
         if any((isinstance(one, int) and one < 1) or one == () for one in sets):
-            raise ValueError("a set has one node or more")
+            raise ValueError("a set needs at least one node")
         twice = _twice([str(sorted(one)) if isinstance(one, tuple) else str(one) for one in sets])
         if twice:
-            raise ValueError(f"each set of nodes once; {twice} is there twice")
+            raise ValueError(f"name each set of nodes once; {twice} is there twice")
         return sets
 
     @model_validator(mode="after")
@@ -98,7 +98,7 @@ def load_suite(path: Path) -> tuple[Suite, Mapping[str, Content]]:
 
     In it the run is as long as the suite says, and neither evaluates nor saves in between: that is not what is measured.
     """
-    text, data = load.read(path, "suite", "a suite names a recipe, strategies and nodes: see recipes/bench/")
+    text, data = load.read(path, "suite", "a suite needs a recipe, strategies and nodes: see recipes/bench/")
     try:
         suite = Suite.model_validate(data)
     except ValidationError as error:

@@ -33,7 +33,7 @@ _FORMS = re.compile(
 )
 _IN_JSON = re.compile(r"""["']([\w.-]+)["']\s*:\s*["']([^"']+)["']""")
 LOGIN = "an address with a login"
-HELP = "log in on the node (hf auth login, wandb login), or export HF_TOKEN where you type homelab launch, and the ranks get it"
+HELP = "log in on the node (hf auth login, wandb login), or run export HF_TOKEN=... before homelab launch, which gives it to the ranks"
 
 
 def found(words: Sequence[str]) -> str | None:
@@ -79,7 +79,7 @@ def in_tree(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[tup
 
 def faults(recipe: dict[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
     """(place, what is wrong) of every secret in a recipe, but for what [environment] refuses by itself (`homelab.controller.config.environment`)."""
-    said = f"a secret does not belong into a file that is kept with each run, and the words of a program are seen by every user of a node: {HELP}"
+    said = f"a secret must not be in a file that is stored with each run, and every user of a node can see the words of a command: {HELP}"
     return [(place, f"this holds {what}: {said}") for place, what in in_tree(recipe) if (place[0], what) != ("environment", LOGIN)]
 
 

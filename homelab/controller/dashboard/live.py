@@ -152,7 +152,7 @@ def _leave(last: Snapshot | None, console: Console, again: str) -> None:
     if last is None or not last.is_over:
         stop = next((next_.command for next_ in last.next_commands if next_.purpose == "stop"), "") if last else ""
         ways = (f"; to look again: {again}" if again else "") + (f"; to end it: {stop}" if stop else "")
-        console.print(f"The run goes on without you watching{ways}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"The run continues without the dashboard{ways}", markup=False, highlight=False, soft_wrap=True)
 
 
 def export_svg(snapshot: Snapshot, path: Path, *, width: int = 100, height: int | None = None) -> None:

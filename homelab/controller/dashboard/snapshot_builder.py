@@ -134,7 +134,7 @@ def _not_asked(state: State, run: str, unreachable: Mapping[str, str]) -> list[H
     """Of a run that was stopped: where something of it may be left."""
     if state not in ("stopping", "stopped"):
         return []
-    after = Hint("what may be left of the run there ends with: {}, once it can be asked", homelab("stop", run))
+    after = Hint("to end processes of the run there, when it answers: {}", homelab("stop", run))
     return [Hint("{} was not asked: {}; {}", name, plain_lines(why).split("\n", 1)[0], after) for name, why in unreachable.items()]
 
 

@@ -235,7 +235,7 @@ def _key_line(snapshot: Snapshot, width: int, state: ViewState) -> Text:
     line = Text(" paused  ", style="yellow") if state.is_paused else Text(" ")
     goes_on = snapshot.state not in ("done", "failed", "stopped") or (bool(snapshot.supervisor) and snapshot.state == "failed")
     pieces = [
-        "q leave (the run goes on)" if goes_on else "q leave",
+        "q leave (the run continues)" if goes_on else "q leave",
         "h help",
         "p go on" if state.is_paused else "p pause",
         "j k rank",

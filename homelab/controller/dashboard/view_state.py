@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 PAGE = 10
 KEYS = (
     ("0-9", "the rank whose log is shown"),
-    ("j k", "the next rank, the one before"),
+    ("j k", "the next rank, the previous one"),
     ("a", "the log of all ranks together"),
     ("up down", "scroll the log by a line (PgUp PgDn: by ten)"),
     ("g G", "the oldest line of the log, the newest"),
-    ("p", "pause: the picture stays as it is; the run goes on"),
+    ("p", "pause the picture; the run continues"),
     ("h ?", "this help"),
-    ("q", "leave; the run goes on (Ctrl-C does the same)"),
+    ("q", "leave; the run continues (Ctrl-C does the same)"),
 )
 """Key -> what it does, as the help shows it."""
 

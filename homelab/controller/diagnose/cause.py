@@ -260,7 +260,7 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     parts.append(_labelled("fix", diagnosis.hint, "bold"))
     if diagnosis.victims:
         ranks = ", ".join(person(victim.node, victim.rank) for victim in diagnosis.victims)
-        parts.append(_labelled("victims", f"{ranks}: failed only because of it", "dim"))
+        parts.append(_labelled("victims", f"{ranks}: failed only because of that", "dim"))
     if diagnosis.topic:
         parts.append(_labelled("more", f"homelab explain {diagnosis.topic}", ""))
     return Panel(Group(*parts), title="why it failed", title_align="left", border_style="red", box=ROUNDED, padding=(0, 1))

@@ -37,15 +37,15 @@ OF_SIGNAL = {4: ILLEGAL_INSTRUCTION, 5: ABORTED, 6: ABORTED, 7: BUS_ERROR, 8: CR
 SCRIPT_ERROR_HINT = "correct {where}, then: {launch} (a changed script is a new training)"
 # No line of the person's own is in the traceback.
 LIBRARY_ERROR_HINT = (
-    "an installed package raised it, at {where}: does it go with what it was asked for? homelab preflight --only python.same compares the packages of the"
+    "an installed package raised it, at {where}: does its version match the call? homelab preflight --only python.same compares the packages of the"
     " nodes. The whole traceback: {logs}; then: {recover}"
 )
 # A line of the person's own has called what raised it: either may be wrong, and nobody can tell which.
 CALLED_ERROR_HINT = (
     "an installed package raised it, at {raised_at}, called from {where}: no rule knows which of the two is wrong. {node} may lack something, or the call"
-    " may not go with the installed version: homelab preflight --only python.same compares the packages of the nodes. The whole traceback: {logs}; mended on {node}: {recover}"
+    " may not match the installed version: homelab preflight --only python.same compares the packages of the nodes. The whole traceback: {logs}; if fixed on {node}: {recover}"
 )
-CALLED_SCRIPT_HINT = CALLED_ERROR_HINT + "; the call corrected: {launch}"
+CALLED_SCRIPT_HINT = CALLED_ERROR_HINT + "; if the call is corrected: {launch}"
 # A node is gone, or was: it explains why the ranks of the others lost their connections.
 OF_A_NODE = (UNREACHABLE, ALONE, NODE_RESTARTED, VANISHED)
 OF_THE_CONTROLLER = (NOT_IN_CLUSTER, HOST_KEY, OWN_NETWORK)

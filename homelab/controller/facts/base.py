@@ -25,7 +25,7 @@ def refuse_absurd(value: Any, depth: int = 0, is_file: bool = False) -> None:
     elif is_file:
         return
     elif (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, int) and abs(value) > _LARGEST):
-        raise ValueError("it holds a number that no machine has")
+        raise ValueError("it has an impossible number")
 
 
 def address(text: str) -> str:

@@ -14,13 +14,13 @@ from homelab.shared.protocol.card_messages import GpuFacts
 def _torch_view(probe: dict[str, Any] | None) -> dict[str, Any] | None:
     devices = (probe or {}).get("devices") or []
     if not isinstance(devices, list) or not all(isinstance(device, dict) for device in devices):
-        raise ValueError("devices is no list of objects")
+        raise ValueError("devices is not a list of objects")
     if not isinstance((probe or {}).get("arch_list") or [], list):
-        raise ValueError("arch_list is no list")
+        raise ValueError("arch_list is not a list")
     for device in devices:
         capability = device.get("capability") or []
         if not isinstance(capability, list | tuple) or not all(isinstance(number, int) for number in capability):
-            raise ValueError("a capability is no pair of numbers")
+            raise ValueError("a capability is not a pair of numbers")
     return probe
 
 

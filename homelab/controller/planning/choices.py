@@ -23,11 +23,11 @@ def precision(recipe: Recipe, machines: Machines) -> Choice:
     if asked != "auto":
         return Choice(subject="precision", value=asked, because="the recipe says so")
     if machines.device == "cpu":
-        return Choice(subject="precision", value="fp32", because="CPUs: exact, and 16-bit gains little there")
+        return Choice(subject="precision", value="fp32", because="CPUs: exact, and 16 bits gain little there")
     without, unknown = without_bf16(machines), _named(_slots(machines, has_bf16=None))
     if without:
         reasons = [f"no bf16 on {', '.join(without)}"] if len(unknown) < len(without) else []
-        reasons += [f"nobody knows whether {listed(unknown)} has bf16"] if unknown else []
+        reasons += [f"it is not known whether {listed(unknown)} has bf16"] if unknown else []
         return Choice(subject="precision", value="fp16", because="; ".join(reasons))
     return Choice(subject="precision", value="bf16", because="every card has bf16")
 
@@ -48,9 +48,9 @@ def precision_warnings(recipe: Recipe, machines: Machines) -> list[str]:
     if unknown:
         ask = "preflight" if any(slot.facts for slot in unknown) else "plan RECIPE"
         so = "so precision is fp16, which every card has" if is_auto and not old else "and cards before Ampere (8.0) have none"
-        key = 'precision = "bf16" trusts it' if is_auto else 'precision = "auto" leaves it to the cards'
+        key = 'precision = "bf16" trusts it' if is_auto else 'precision = "auto" chooses by the cards'
         warnings.append(
-            f"whether {listed(_named(unknown))} has bf16 is not known here, {so}: the node says it (homelab {ask}); [train] {key}"
+            f"whether {listed(_named(unknown))} has bf16 is not known here, {so}: the node knows it (homelab {ask}); [train] {key}"
         )
     if old and not is_auto:
         nodes = list(dict.fromkeys(slot.node.name for slot in old))
@@ -89,19 +89,19 @@ def _of_unsloth(dropout: float, machines: Machines) -> str:
     """Why Unsloth is not taken, or how to take it."""
     world_size, facts = machines.world_size, machines.facts
     if machines.device != "cuda":
-        return "Unsloth would be taken for one CUDA card: its kernels are for cards"
+        return "Unsloth would be used with one CUDA card: its kernels are for cards"
     if world_size > 1:
-        return f"Unsloth would be taken for one CUDA card alone, here are {world_size}: what its kernels do for several was never measured"
+        return f"Unsloth would be used with one CUDA card only, and here are {world_size}: its kernels were never measured with several"
     if dropout > 0:
-        return f"Unsloth would be taken for this one card without dropout: {dropout:g} turns its fused kernels off"
+        return f"Unsloth would be used with this one card without dropout: {dropout:g} turns its fused kernels off"
     (node,) = machines.nodes
     if node.name not in facts:
-        state = f"nobody has looked for it at {node.unsloth_python}"
+        state = f"it was not looked for at {node.unsloth_python}"
     elif facts[node.name].python.unsloth:
         state = f"{facts[node.name].python.unsloth} is there, at {node.unsloth_python}"
     else:
         state = f"there is none at {node.unsloth_python}: homelab setup {node.name} --unsloth"
-    return f'Unsloth would be taken for this one card: [method] backend = "unsloth" ({state})'
+    return f'Unsloth would be used with this one card: [method] backend = "unsloth" ({state})'
 
 
 def data_source(recipe: Recipe, facts: Mapping[str, Facts], data: Mapping[str, DataFile]) -> list[Choice]:
@@ -115,11 +115,11 @@ def data_source(recipe: Recipe, facts: Mapping[str, Facts], data: Mapping[str, D
             continue
         resolved = data[role].hub if role in data else None
         revision = (resolved or named).revision
-        origin = "the recipe says so" if named.revision else "the newest when it was looked at"
+        origin = "the recipe says so" if named.revision else "the newest at that time"
         because = (
-            f"revision {revision}, {origin}: every node and every attempt loads that one"
+            f"revision {revision}, {origin}: every node and every attempt loads it"
             if revision
-            else ("the newest revision at the launch; ranks that load another one end the run before its first step")
+            else ("the newest revision at the launch; a rank with another one ends the run before its first step")
         )
         value = ", ".join(filter(None, (f"hub:{named.path}", named.config, f"split {named.split}")))
         reasons.append(Choice(subject=f"{role} data", value=value, because=because))
@@ -129,11 +129,11 @@ def data_source(recipe: Recipe, facts: Mapping[str, Facts], data: Mapping[str, D
 def _template(recipe: TrainRecipe, facts: Mapping[str, Facts]) -> list[Choice]:
     has_one = any(node_facts.model.has_chat_template for node_facts in facts.values() if node_facts.model)
     if recipe.data.template == "none":
-        because = '[data] template = "none": plain prompts and completions are joined as they stand, as TRL does'
+        because = '[data] template = "none": plain prompts and completions are joined without changes, as in TRL'
         return [Choice(subject="chat template", value="not used", because=because)]
     if not has_one or recipe.data.format not in ("auto", "prompt-completion"):
         return []
-    because = 'the model has one: plain prompts and completions go into it as one question and its answer; [data] template = "none" joins them as they stand, as TRL does'
+    because = 'the model has one: a plain prompt becomes the question and the completion its answer; [data] template = "none" joins them without changes, as in TRL'
     return [Choice(subject="chat template", value="used", because=because)]
 
 
@@ -149,7 +149,7 @@ def balance(job: Job, strategy: Strategy) -> Choice | None:
     if not isinstance(job.recipe, TrainRecipe) or job.recipe.parallel.shares != "auto" or not strategy.moves_rows(job):
         return None
     if job.machines.device == "cuda" and strategy.waits_in_passes:
-        because = f"a pass of {strategy.name} on a card waits for the other ranks' weights in its middle, so that its seconds are no speed of this card"
+        because = f"a pass of {strategy.name} on a card waits for the weights of other ranks, so its time is not the speed of this card"
         return Choice(subject="balance", value="fixed", because=because)
     return Choice(
         subject="balance", value="measured", because="shares follow the speeds that the run measures; the training stays the same"

@@ -63,7 +63,7 @@ def _on_all(inputs: PlanInputs, taking_part: machines.Machines) -> Plan:
         choices=(
             *taking_part.choices, *cards.choices(taking_part), *card_guess.choices(taking_part), *personal.choices(taking_part.nodes, recipe), backend, precise, selection.choice,
             *choices.trainer(recipe, taking_part), *choices.learning_rate(recipe), *choices.data_source(recipe, taking_part.facts, inputs.data),
-            *address_choices, *wire.choices, Choice(subject="head", value=head, because="the first well node of cluster.toml"),
+            *address_choices, *wire.choices, Choice(subject="head", value=head, because="the first healthy node of cluster.toml"),
             *selection.assignment.choices, *([balance] if balance else ()), *step_time.choices(work, time), *start_up.choices(time),
         ),
         warnings=(
@@ -88,8 +88,7 @@ def _on_fewer_nodes(inputs: PlanInputs, work: job.Job) -> Plan | None:
     except HomelabError:
         return None
     left_out = [
-        Choice(subject=f"node {name}", value="left out", because=f"not even {fault.part} of the model has room there")
-        for name in fault.nodes
+        Choice(subject=f"node {name}", value="left out", because=f"not even {fault.part} of the model fits there") for name in fault.nodes
     ]
     return plan.model_copy(
         update={

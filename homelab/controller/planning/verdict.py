@@ -53,7 +53,7 @@ def of(
     """The verdict on a plan of this recipe. `blocked`: what of the recipe's files cannot be read on this machine; `inputs`: what it was planned from;
     `others`: names of models that are on this machine."""
     if blocked is not None:
-        is_missing = "not there" in blocked.message  # a plan may come before its data
+        is_missing = "does not exist" in blocked.message  # a plan may come before its data
         return Verdict(None if is_missing else False, f"{blocked.message}: {blocked.where}", blocked.hint, "preflight")
     lacking = lack_of_memory(plan, recipe, inputs)
     if lacking is not None:
@@ -69,7 +69,7 @@ def of(
 
 def _not_judged(model: Model, config: Mapping[str, Any] | None, near: str, offline: bool) -> Verdict:
     """The verdict where neither memory nor time is known, by what is known of the model."""
-    meant = f'edit the recipe: [model] name = "{near}" (did you mean it?); or ' if near else ""
+    meant = f'edit the recipe: [model] name = "{near}" (did you mean that?); or ' if near else ""
     by_nodes = homelab("plan RECIPE") if offline else homelab("setup --recipe RECIPE")
     if config is not None:
         why = model_config.why_no_formula(config)
@@ -87,7 +87,7 @@ def _not_judged(model: Model, config: Mapping[str, Any] | None, near: str, offli
             homelab("preflight RECIPE"),
         )
     else:
-        why = "is no name that homelab knows the shape of"
+        why = "is a name whose shape homelab does not know"
         edit = Hint("{}is [model] name right, org/name as on the hub? The nodes ask the hub: {}", meant, homelab("preflight RECIPE"))
     # A folder may lie on the nodes alone, which nobody asked; a name of the hub is the person's to check.
     is_open = offline and model.is_folder and config is None

@@ -70,7 +70,7 @@ class Agent:
         """A question answered with raw bytes (send-checkpoint), written to `into`. Raises HomelabError where more come than may."""
         completed = self._run(verb, request, b"", timeout_s, cast(BinaryIO, _AfterMark(into, most_bytes, self._endless)))
         if completed.returncode != 0:
-            raise self._error(f"it could not send what was asked for ({verb})", completed)
+            raise self._error(f"it could not send its answer ({verb})", completed)
 
     def open(self, verb: str, request: Asked) -> Stream:
         """A verb that stays until its stdin is closed (listen). The code must be there: ask something first."""
@@ -82,7 +82,7 @@ class Agent:
         except (TimeoutError, OSError):
             pass
         stream.close()
-        raise HomelabError(f"the agent did not begin to '{verb}'", where=self._where(), hint=f"by hand: {on_node(self.node, 'true')}")
+        raise HomelabError(f"the agent did not start '{verb}'", where=self._where(), hint=f"by hand: {on_node(self.node, 'true')}")
 
     def unpack(self, place: str, archive: bytes, *, timeout_s: float = 60.0) -> None:
         """Put an archive of code (`homelab.controller.remote.ship`) into the folder that is named by its content, unless it is there."""
@@ -122,8 +122,8 @@ class Agent:
     def _endless(self, most_bytes: int) -> HomelabError:
         size = f"{most_bytes >> 20} MiB" if most_bytes >> 20 else f"{most_bytes} bytes"
         return HomelabError(
-            f"it sends more than {size} where an answer should be", where=self._where(),
-            hint=f"what does its shell print on start? {on_node(self.node, 'true')}",
+            f"it sends more than {size} instead of an answer", where=self._where(),
+            hint=f"check what its shell prints at start: {on_node(self.node, 'true')}",
         )  # fmt: skip
 
     def _answer(self, verb: str, completed: Completed) -> dict[str, Any]:
@@ -144,9 +144,9 @@ class Agent:
         fault = answers.fault(verb, answer)
         if fault:
             raise HomelabError(
-                f"it answered '{verb}' with something that homelab's agent does not say ({plain_lines(fault)})",
+                f"it answered '{verb}' with something that homelab's agent never sends ({plain_lines(fault)})",
                 where=self._where(),
-                hint=f"is this your machine? To have the agent shipped anew: {self._on_node('rm -r', '/code')}",
+                hint=f"is this your machine? To send the agent again: {self._on_node('rm -r', '/code')}",
             )
         assert isinstance(answer, dict)
         return answer if verb in _AS_IT_IS else answers.with_defaults(verb, cast(dict[str, Any], _harmless(answer)))
@@ -174,19 +174,19 @@ class Agent:
         output = plain_lines(b"\n".join([completed.stdout[-2000:], completed.stderr[-2000:]]).decode("utf-8", "replace"))
         last = ([line for line in output.splitlines() if line.strip()] or ["it said nothing"])[-1][:300]
         return HomelabError(
-            f"its shell did not get as far as homelab's agent (exit code {completed.returncode}): {last}", where=self._where(),
-            hint=f"this must print two lines: {on_node(self.node, 'echo; echo here')}; else look at what its shell reads on start "
+            f"its shell ended before it started homelab's agent (exit code {completed.returncode}): {last}", where=self._where(),
+            hint=f"this must print two lines: {on_node(self.node, 'echo; echo here')}; if it does not, check the files that its shell reads at start "
             "(~/.bashrc, ~/.profile, ~/.config/fish/config.fish, ~/.cshrc) for an exit or an exec, and at the account's login shell",
         )  # fmt: skip
 
     def _damaged(self, last: str) -> HomelabError:
         return HomelabError(
             f"homelab's code on this node was changed or is damaged: {last}", where=self._where(),
-            hint=f"{on_node(self.node, f'rm -r {path_word(ship.code_dir(self.node.workdir))}')} (it is shipped anew then)",
+            hint=f"{on_node(self.node, f'rm -r {path_word(ship.code_dir(self.node.workdir))}')} (homelab then sends it again)",
         )  # fmt: skip
 
     def _error(self, message: str, completed: Completed, output: bytes = b"") -> HomelabError:
-        """`output`: what came on stdout where an answer should be. Its words are shown where stderr has none."""
+        """`output`: what came on stdout instead of an answer. Its words are shown where stderr has none."""
         text = plain_lines(completed.stderr.decode("utf-8", "replace"))
         words = text or plain_lines(output[-2000:].decode("utf-8", "replace").replace(AGENT_MARK, ""))
         last = ([line for line in words.splitlines() if line.strip()] or ["it said nothing"])[-1][:300]
@@ -224,7 +224,7 @@ class Agent:
         by_hand = f"by hand: {on_node(self.node, 'true')}"
         if output and not text:
             python = on_node(self.node, f"{path_word(self.node.python)} -c pass")
-            by_hand = f"this must print nothing: {python}; else look at its sitecustomize and .pth files"
+            by_hand = f"this must print nothing: {python}; if it prints something, check its sitecustomize and .pth files"
         return HomelabError(f"{message}: {last}", where=self._where(), hint=by_hand)
 
     def _where(self) -> str:

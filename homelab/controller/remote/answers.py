@@ -57,7 +57,7 @@ def with_defaults(verb: str, answer: dict[str, Any]) -> dict[str, Any]:
 def fault(verb: str, answer: Any) -> str | None:
     """None for an answer that can be used, else what is wrong with it."""
     if not isinstance(answer, dict):
-        return "it is no JSON object"
+        return "it is not a JSON object"
     kind = shape(verb)
     try:
         if kind is not None and issubclass(kind, Message):

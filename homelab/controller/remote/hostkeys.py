@@ -112,7 +112,7 @@ def remember(cluster: Cluster, host: str, port: int, key: paramiko.PKey, *, name
             stream.write(f"\n{line}" if unfinished else line)
     except OSError as error:
         raise HomelabError(
-            f"the host key cannot be written down: {error.strerror}",
+            f"the host key cannot be saved: {error.strerror}",
             where=str(path),
             hint=f"ls -ld {shlex.quote(str(path.parent))} {shlex.quote(str(path))}",
         ) from error

@@ -31,7 +31,7 @@ def refuse_as_node(where: str, asked_by: str) -> None:
     """Raises UnreachableError on a machine that can be the controller only: what homelab runs on a node (torchrun, its agent) needs Linux."""
     if not own_machine.is_linux():
         raise UnreachableError(
-            f"this machine runs {own_machine.system()}, and a node runs Linux: it can start and watch trainings, and take no part in one",
+            f"this machine runs {own_machine.system()}, and a node needs Linux: this machine can start and watch trainings, but cannot be a node",
             where=f"{where}, {asked_by}",
             hint='take this node out of cluster.toml, or give it the address of a Linux machine: host = "192.168.1.100" (on Windows: run homelab in WSL2)',
         )

@@ -26,7 +26,7 @@ TCP_TIMEOUT_S = 5.0
 # How paramiko says that nothing came after the connection, before or after the server's greeting.
 NO_GREETING = ("protocol banner", "No existing session")
 # Our own words for OpenSSH's silence.
-HANGING = "no SSH session came about in time"
+HANGING = "no SSH session was made in time"
 # How paramiko says that a key file is none (pkey.py): SSHException without a class of its own.
 _KEY_FILE = ("not a valid", "private key file", "Invalid key", "unpack", "encountered", "Not a valid")
 # The kernel's words for a machine that is not there (it asked the LAN for three seconds), and for a network that this machine is not on.
@@ -93,7 +93,7 @@ def _no_answer(login: Login, error: BaseException) -> str:
 _TABLE = (
     _Cause(
         _is(paramiko.PasswordRequiredException),
-        lambda login, error: "the key has a passphrase, and no ssh-agent that holds it was asked",
+        lambda login, error: "the key has a passphrase, and no ssh-agent with that key was asked",
         lambda login: (
             f"{quote_words(['ssh-add', *login.keys])}, and leave identity_file out of cluster.toml; or use a key without a passphrase"
         ),
@@ -108,10 +108,10 @@ _TABLE = (
     _Cause(
         _says(*NO_GREETING),
         lambda login, error: (
-            f"no SSH session: port {login.port} is open, and no SSH server has greeted there within {GREETING_LIMIT_S:.0f} s: the machine "
-            "hangs, starts or is under heavy load, its server answers late, or something else listens"
+            f"no SSH session: port {login.port} is open, but no SSH server answered there within {GREETING_LIMIT_S:.0f} s: the machine "
+            "hangs, starts or is under heavy load, its server answers late, or another program listens there"
         ),
-        lambda login: f"does it answer if you wait? {login.by_hand}; else look at its screen, or start it anew",
+        lambda login: f"does it answer if you wait? {login.by_hand}; if not, look at its screen, or restart it",
     ),
     _Cause(
         lambda error: isinstance(error, ValueError) or _says(*_KEY_FILE)(error),  # from the parsers of key files
@@ -122,9 +122,9 @@ _TABLE = (
     _Cause(
         _says(HANGING),
         lambda login, error: (
-            "the way to this node (ProxyCommand, ProxyJump, or an agent that asks its owner) gave no SSH session in time, and was ended"
+            "the way to this node (ProxyCommand, ProxyJump, or an agent that asks you) gave no SSH session in time, so homelab ended it"
         ),
-        lambda login: f"see where it stops: {login.by_hand}; a slow one may take longer with ConnectTimeout in ~/.ssh/config",
+        lambda login: f"to see where it stops: {login.by_hand}; for a slow way, raise ConnectTimeout in ~/.ssh/config",
     ),
     _Cause(_is(paramiko.SSHException), lambda login, error: f"no SSH session: {error}", lambda login: login.by_hand),
     _Cause(
@@ -139,8 +139,8 @@ _TABLE = (
     _Cause(
         _is(socket.gaierror),
         lambda login, error: (
-            f'no machine is known by the name "{login.host}"'
-            + ("" if shutil.which("ssh") else ", and no ~/.ssh/config is read: no `ssh` is installed here")
+            f'there is no machine with the name "{login.host}"'
+            + ("" if shutil.which("ssh") else ", and homelab reads no ~/.ssh/config, because no `ssh` is installed here")
         ),
         lambda login: (
             "edit host = ... in cluster.toml (an address always works)" + ("" if shutil.which("ssh") else "; or install OpenSSH's client")
@@ -154,8 +154,10 @@ _TABLE = (
     ),
     _Cause(
         _has_number(*_NO_NETWORK_HERE),
-        lambda login, error: f"this machine has no way to {login.host}: {reason(error)}",
-        lambda login: f"is the cable of this machine in, is its Wi-Fi or VPN on? {own_machine.route_to(login.host)}; then: {login.by_hand}",
+        lambda login, error: f"this machine has no route to {login.host}: {reason(error)}",
+        lambda login: (
+            f"is the cable of this machine plugged in, and is its Wi-Fi or VPN on? {own_machine.route_to(login.host)}; then: {login.by_hand}"
+        ),
         is_silent=True,
     ),
     _Cause(
@@ -187,7 +189,7 @@ def changed(login: Login, which: str) -> UnreachableError:
     """The same, with `which` keys in words."""
     file, name = str(hostkeys.files_of(login.cluster)[0]), login.known_as or hostkeys.name_in_file(login.host, login.port)
     return UnreachableError(
-        f"the host key CHANGED: {which}. Either this machine was set up anew, or another machine answers in its place",
+        f"the host key CHANGED: {which}. Either this machine was installed again, or another machine answers at its address",
         where=login.where,
         hint=Hint("if you know why: {} && {}", quote_words(["ssh-keygen", "-f", file, "-R", name]), homelab("trust", login.node.name)),
     )

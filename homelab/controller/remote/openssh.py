@@ -103,7 +103,7 @@ class OpenSshTransport:
     def open_session(self, timeout: float) -> OpenSshChannel:
         """A channel for one command. Raises OSError where the connection is gone."""
         if not self.is_active():
-            raise OSError(f"OpenSSH ended: {(self._said().strip().splitlines() or ['it said nothing'])[-1]}")
+            raise OSError(f"OpenSSH ended: {(self._said().strip().splitlines() or ['it printed nothing'])[-1]}")
         return OpenSshChannel(self)
 
     def start(self, *words: str) -> subprocess.Popen[bytes]:

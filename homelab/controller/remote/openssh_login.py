@@ -129,7 +129,7 @@ def _of_hop(cluster: Cluster, address: Address, where: str, name: str, *, is_cha
     if is_changed:
         names = ["ssh-keygen", *(["-f", cluster.known_hosts] if cluster.known_hosts else []), "-R", name]
         return UnreachableError(
-            f"the host key of {name}, a machine on the way, CHANGED. Either it was set up anew, or another machine answers in its place",
+            f"the host key of {name}, a machine on the way, CHANGED. Either it was installed again, or another machine answers at its address",
             where=where, hint=Hint("if you know why: {}", Command(shlex.join(names))),
         )  # fmt: skip
     hop = next((hop for hop in address.hops if _known_as(hop) == name), None)
@@ -140,7 +140,7 @@ def _of_hop(cluster: Cluster, address: Address, where: str, name: str, *, is_cha
     return UnreachableError(
         f"the host key of {name}, a machine on the way, is not known yet",
         where=where,
-        hint=Hint("compare the fingerprint, and answer yes: {}", login),
+        hint=Hint("compare the fingerprint, and answer yes to: {}", login),
     )
 
 
@@ -156,5 +156,5 @@ def error_of(words: str) -> tuple[BaseException, str]:
         for line in lines:
             if row.words.search(line):
                 return row.error(line), line
-    told = [line for line in lines if not line.startswith(_AFTERWARDS)] or lines or ["OpenSSH ended and said nothing"]
+    told = [line for line in lines if not line.startswith(_AFTERWARDS)] or lines or ["OpenSSH ended and printed nothing"]
     return paramiko.SSHException(told[-1]), told[-1]

@@ -28,7 +28,7 @@ class Lines:
         """Add what came. Raises OSError where no line ends."""
         self._bytes += block
         if b"\n" not in self._bytes and len(self._bytes) > MOST_LINE_BYTES:
-            raise OSError(f"it sends more than {MOST_LINE_BYTES >> 20} MiB where a line should be")
+            raise OSError(f"it sends more than {MOST_LINE_BYTES >> 20} MiB instead of a line")
 
     def has_line(self) -> bool:
         """Whether a whole line is there."""

@@ -90,7 +90,7 @@ def refuse_missing_key(node: Node, where: str) -> None:
     """Raises UnreachableError where cluster.toml names a key that is not there."""
     if node.identity_file and not Path(node.identity_file).expanduser().exists():
         raise UnreachableError(
-            f"the identity file {node.identity_file} is not there",
+            f"the identity file {node.identity_file} does not exist",
             where=f"{where}, key identity_file",
             hint=f"edit cluster.toml, node {node.name}: identity_file = ...; or make a key: ssh-keygen -t ed25519 -f {shlex.quote(node.identity_file)}",
         )

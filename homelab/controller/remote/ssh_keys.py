@@ -15,28 +15,28 @@ class Use(enum.Enum):
     """What becomes of a key."""
 
     OBEYED = "obeyed"
-    OPENSSH = "obeyed: OpenSSH itself is the transport"
-    LOGIN = "obeyed: OpenSSH itself tries the login if paramiko's is refused"
+    OPENSSH = "used: OpenSSH itself is the transport"
+    LOGIN = "used: OpenSSH itself tries the login if paramiko's is refused"
     NOTHING = "means nothing here"
     REFUSED = "not supported"
 
 
-_CONFIG = "it decides which lines of the files hold; `ssh -G` has read them"
+_CONFIG = "it decides which lines of the files apply; `ssh -G` has read them"
 _NO_TERMINAL = "no terminal, no window and no forwarded port is opened on a node"
-_NOBODY_TYPES = "nobody is there to type: log in with a key"
-_OWN_CONNECTION = "homelab opens a connection of its own, because a borrowed one may stand without a verified host key"
+_NOBODY_TYPES = "nobody can type there: log in with a key"
+_OWN_CONNECTION = "homelab opens its own connection, because a shared one may have no verified host key"
 _OWN_LIMITS = "homelab looks for signs of life itself, every 5 s"
-_LAW = "what a command sees on a node belongs into cluster.toml: [nodes] environment is recorded with every run"
+_LAW = "put variables for commands on a node into cluster.toml: [nodes] environment is recorded with every run"
 _OWN_PROGRAMS = "only the way to a node runs programs here: ProxyCommand, Match exec"
-_NO_AGENT = "no agent is lent to a node: whoever is root there could log in elsewhere as you"
+_NO_AGENT = "no agent is forwarded to a node: root there could log in elsewhere as you"
 _OWN_COMMANDS = "homelab's own commands run on a node"
-_NOT_SERVED = "it concerns another side than a login's"
+_NOT_SERVED = "it is not for the client of a login"
 
 _BY_USE: Mapping[Use, Mapping[str, str]] = {
     Use.OBEYED: {
         "Host": _CONFIG, "Match": _CONFIG, "Include": _CONFIG, "IgnoreUnknown": _CONFIG, "Tag": _CONFIG,
         "Hostname": "the address", "Port": "the port, unless cluster.toml has one", "User": "the account, unless cluster.toml has one",
-        "IdentityFile": "these keys, unless cluster.toml has one", "IdentitiesOnly": "these keys and no other",
+        "IdentityFile": "these keys, unless cluster.toml has one", "IdentitiesOnly": "only these keys",
         "ConnectTimeout": "how long OpenSSH waits for a server; a direct connection has homelab's own limit",
     },
     Use.OPENSSH: {
@@ -45,7 +45,7 @@ _BY_USE: Mapping[Use, Mapping[str, str]] = {
         "Compression": "", "ConnectionAttempts": "", "EnableSSHKeysign": "", "GlobalKnownHostsFile": "", "HostbasedAcceptedAlgorithms": "", "HostbasedAuthentication": "",
         "HostKeyAlgorithms": "", "HostKeyAlias": "", "IdentityAgent": "", "IPQoS": "", "KexAlgorithms": "", "KnownHostsCommand": "", "MACs": "",
         "ObscureKeystrokeTiming": "", "PKCS11Provider": "", "PreferredAuthentications": "", "ProxyCommand": "",
-        "ProxyJump": "every hop with its own settings, and its host key verified as a node's is", "ProxyUseFdpass": "", "PubkeyAcceptedAlgorithms": "", "PubkeyAuthentication": "",
+        "ProxyJump": "every hop has its own settings, and its host key is verified like a node's", "ProxyUseFdpass": "", "PubkeyAcceptedAlgorithms": "", "PubkeyAuthentication": "",
         "RefuseConnection": "", "RekeyLimit": "", "RequiredRSASize": "", "RevokedHostKeys": "", "SecurityKeyProvider": "", "TCPKeepAlive": "", "UseKeychain": "",
         "UserKnownHostsFile": "unless cluster.toml has known_hosts", "VerifyHostKeyDNS": "", "VersionAddendum": "",
     },
@@ -57,7 +57,7 @@ _BY_USE: Mapping[Use, Mapping[str, str]] = {
         "AddKeysToAgent": "no key is put anywhere", "ChannelTimeout": _OWN_LIMITS, "ClearAllForwardings": _NO_TERMINAL, "EnableEscapeCommandline": _NO_TERMINAL,
         "EscapeChar": _NO_TERMINAL, "ExitOnForwardFailure": _NO_TERMINAL, "FingerprintHash": "fingerprints are SHA256", "ForkAfterAuthentication": _NO_TERMINAL,
         "ForwardX11": _NO_TERMINAL, "ForwardX11Timeout": _NO_TERMINAL, "ForwardX11Trusted": _NO_TERMINAL, "GatewayPorts": _NO_TERMINAL,
-        "HashKnownHosts": "hashed names are read; `homelab trust` writes plain ones", "LogLevel": "errors have words of ours", "LogVerbose": "errors have words of ours",
+        "HashKnownHosts": "hashed names are read; `homelab trust` writes plain ones", "LogLevel": "homelab has its own messages", "LogVerbose": "homelab has its own messages",
         "PermitRemoteOpen": _NO_TERMINAL, "RequestTTY": _NO_TERMINAL, "ServerAliveCountMax": _OWN_LIMITS, "ServerAliveInterval": _OWN_LIMITS,
         "SessionType": _NO_TERMINAL, "StdinNull": _NO_TERMINAL, "StreamLocalBindMask": _NO_TERMINAL, "StreamLocalBindUnlink": _NO_TERMINAL,
         "SyslogFacility": _NOT_SERVED, "TunnelDevice": _NO_TERMINAL, "VisualHostKey": "fingerprints are compared as text", "WarnWeakCrypto": _NOT_SERVED,

@@ -64,7 +64,7 @@ def _hop(text: str) -> Hop:
     address = text.removeprefix("ssh://").removesuffix("/") if text.startswith("ssh://") else text
     found = _USER_HOST_PORT.match(address)
     if found is None or not 0 < int(found["port"] or 22) < 65536:
-        raise ValueError(f'"{text}" is no hop: user@host:port')
+        raise ValueError(f'"{text}" is not a hop: user@host:port')
     user = urllib.parse.unquote(found["user"]) if found["user"] and address != text else found["user"]
     return Hop(found["address"] or found["host"], user, int(found["port"]) if found["port"] else None)
 

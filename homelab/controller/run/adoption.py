@@ -99,7 +99,7 @@ def to_ask(paths: RunPaths) -> AdoptedProgram | None:
 def accept(paths: RunPaths) -> None:
     """The person wants it."""
     store.write_json(paths.adopted_json, {**store.read_object(paths.adopted_json), "asks": False})
-    event_log.append(paths, event("note", text="its program was shown, and is wanted"))
+    event_log.append(paths, event("note", text="you saw its program and confirmed it"))
 
 
 def refuse_unasked(paths: RunPaths) -> None:
@@ -107,8 +107,8 @@ def refuse_unasked(paths: RunPaths) -> None:
     program = to_ask(paths)
     if program is not None:
         raise InputError(
-            f"this machine did not launch this run: what it is was said by {', '.join(program.nodes)} alone", where=f"{paths.name}: {'; '.join(program.lines[:3])}",
-            hint=Hint("look at what it would run, and say whether it shall: {}", homelab("recover", paths.name)),
+            f"this machine did not launch this run: only {', '.join(program.nodes)} can say what it is", where=f"{paths.name}: {'; '.join(program.lines[:3])}",
+            hint=Hint("read what it would run, and confirm it: {}", homelab("recover", paths.name)),
         )  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def _fault(paths: RunPaths, answer: Mapping[str, Any]) -> str | None:
     """What is wrong with a node's `describe`; None for what is missing in it."""
     for number, plan in answer["plans"].items():
         if plan is not None and run_record.plan_in(plan, paths.name, int(number)) is None:
-            return f"the plan of attempt {number} is none"
+            return f"the plan of attempt {number} cannot be read"
     return run_record.fault(answer["run_json"], of_node=True) if answer["run_json"] else None
 
 
@@ -161,7 +161,7 @@ def _agreed(fleet: Fleet, paths: RunPaths, described: Mapping[str, Mapping[str, 
     raise HomelabError(
         "the nodes do not agree on what this run is: " + "; ".join(f"{', '.join(nodes)}: run.json is {digest[:12]}" for digest, nodes in groups),
         where=f"run {paths.name}, run.json on {', '.join(unedited)}",
-        hint=Hint("look which is right ({}), put the other aside: {}; then once more", *(_look_and_aside(fleet, groups[-1][1][0], paths.name))),
+        hint=Hint("check which one is right ({}), move the other away: {}; then run the command again", *(_look_and_aside(fleet, groups[-1][1][0], paths.name))),
     )  # fmt: skip
 
 

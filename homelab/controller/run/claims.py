@@ -100,18 +100,16 @@ def taken(node: str, run: str, holder: dict[str, Any]) -> TakenError:
     where = f"node {node}; by {by}, {holder['age_s']:.0f} s ago"
     if holder["is_started"]:
         return TakenError(
-            f"another run was started on {node} while this launch looked at it: {other}", where=where,
-            hint=Hint("{}; or both at once, where there is room: the same launch again", homelab("status", other)),
+            f"another run was started on {node} while this launch checked it: {other}", where=where,
+            hint=Hint("{}; or both at once, if there is room: run the same launch again", homelab("status", other)),
         )  # fmt: skip
     problem = (
-        f"this run is being {holder['doing']} already"
-        if other == run
-        else f"another run is being {holder['doing']} on {node} just now: {other}"
+        f"this run is being {holder['doing']} already" if other == run else f"another run is being {holder['doing']} on {node} now: {other}"
     )
     return TakenError(
         problem,
         where=where,
-        hint=Hint("{}; where that command is gone: {}, then once more", homelab("status", other), homelab("stop", other)),
+        hint=Hint("{}; if that command is gone: {}, then run the command again", homelab("status", other), homelab("stop", other)),
     )
 
 

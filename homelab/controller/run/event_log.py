@@ -47,7 +47,7 @@ def gather(paths: RunPaths, new: list[dict[str, Any]]) -> None:
 def tell_secrets_removed(runs_dir: Path, answers: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """A line for every run whose secrets were still on a node, from the nodes' answers to "runs"; an event of the run, too."""
     return [
-        f"{run} is over: {note_secrets_removed(RunPaths(runs_dir / run), node)}"
+        f"{run} has finished: {note_secrets_removed(RunPaths(runs_dir / run), node)}"
         for node, answer in answers.items()
         for run in answer.get("secrets_removed", ())
     ]
@@ -55,7 +55,7 @@ def tell_secrets_removed(runs_dir: Path, answers: Mapping[str, Mapping[str, Any]
 
 def note_secrets_removed(paths: RunPaths, node: str) -> str:
     """Write it down, unless this controller does not know the run; the words."""
-    text = f"the token that {node} had kept was removed: this run was not ended there in the usual way"
+    text = f"the token on {node} was removed: this run did not end there in the usual way"
     if os.path.isfile(paths.run_json):
         append(paths, events.note(text))
     return text

@@ -89,16 +89,16 @@ def unseen(
         if name in errors:
             errors_of[name] = errors[name]
         elif name not in stopped:
-            errors_of[name] = HomelabError(f"{GONE} any more", where=f"node {name}", hint="add it to cluster.toml, then stop again")
+            errors_of[name] = HomelabError(f"{GONE} any more", where=f"node {name}", hint="add it to cluster.toml, then run stop again")
         elif stopped[name].get("as_nodes"):
             took = ", ".join(stopped[name]["as_nodes"])
             errors_of[name] = HomelabError(
-                f"the machine that has its name now was {took} in this run, and no other one knows of {name}", where=f"node {name}",
-                hint="add the machine that it was to cluster.toml, then stop again",
+                f"the machine with its name now was {took} in this run, and no other machine knows {name}", where=f"node {name}",
+                hint="add the former machine to cluster.toml, then run stop again",
             )  # fmt: skip
         elif host and host != hosts.get(name):
             errors_of[name] = HomelabError(
-                f"its address was {host} at the launch, and the machine at {hosts.get(name)} does not know the run", where=f"node {name}",
-                hint=f"give a node the address {host} in cluster.toml, then stop again",
+                f"its address was {host} at the launch, and the machine at {hosts.get(name)} does not know this run", where=f"node {name}",
+                hint=f"give a node the address {host} in cluster.toml, then run stop again",
             )  # fmt: skip
     return errors_of

@@ -43,7 +43,7 @@ def _why_not(run: PrunableRun) -> str:
     if run.busy:
         return run.busy
     if run.unasked:
-        return f"{', '.join(run.unasked)} could not be asked, and it may go on there"
+        return f"{', '.join(run.unasked)} could not be asked, and the run may be active there"
     return "" if run.state in FINISHED else f"it is {run.state or 'in an unknown state'}"
 
 

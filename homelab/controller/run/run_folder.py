@@ -42,11 +42,11 @@ def description_of(paths: RunPaths) -> Description:
         is_there = os.path.exists(paths.run_json)
         raise damaged(
             paths,
-            f"run.json is not whole ({run_record.fault(run_json)})"
+            f"run.json is damaged ({run_record.fault(run_json)})"
             if run_json
-            else "run.json is not whole"
+            else "run.json is damaged"
             if is_there
-            else "run.json is not in it",
+            else "it has no run.json",
         )
     return Description(run_json, recipe)
 
@@ -83,7 +83,7 @@ def plan_of(paths: RunPaths, attempt: int | None = None) -> Plan:
         plan = _read_plan(paths, number)
         if plan is not None:
             return plan
-    raise damaged(paths, "no plan in it can be read")
+    raise damaged(paths, "it has no readable plan")
 
 
 def resume_steps(paths: RunPaths) -> dict[int, int]:
@@ -109,7 +109,7 @@ def damaged(paths: RunPaths, damage: str) -> HomelabError:
     return HomelabError(
         f"this run's folder is damaged: {damage}, and no node that answers has it",
         where=str(paths.root),
-        hint=Hint("put it aside: {}; where a node is off that had the run: {}", _aside(paths, "damaged"), homelab("preflight --only ssh")),
+        hint=Hint("move it away: {}; if a node of the run is off: {}", _aside(paths, "damaged"), homelab("preflight --only ssh")),
     )
 
 

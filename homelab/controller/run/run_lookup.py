@@ -41,7 +41,7 @@ def _choose(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPath
             return RunPaths(runs_dir / chosen)
         if layout.is_usable(name):
             _refuse_unreadable(RunPaths(runs_dir / name))
-    say("asking the nodes for their runs")
+    say("reading the runs of the nodes")
     answers, unreachable = fleet.ask("runs")
     event_log.tell_secrets_removed(runs_dir, answers)
     entries = [(entry, node) for node, answer in answers.items() for entry in answer["runs"]]
@@ -66,7 +66,7 @@ def _unknown(runs_dir: Path, name: str | None, run_names: list[str], node_count:
     if name is None:
         return InputError("there is no run yet", where=f"{runs_dir} and {node_count} nodes", hint=homelab("launch RECIPE"))
     if layout.is_usable(name) and os.path.isdir(runs_dir / name):
-        return run_folder.damaged(RunPaths(runs_dir / name), "run.json is not in it")
+        return run_folder.damaged(RunPaths(runs_dir / name), "it has no run.json")
     return store.unknown(name, run_names)
 
 
@@ -82,7 +82,7 @@ def meant(created_at: Mapping[str, float], alive: Collection[str], undecided: Co
         if candidates:
             if group is alive and len(candidates) > 1:
                 say(
-                    f"{len(candidates)} runs live; the newest is meant: {candidates[0]} (not {', '.join(candidates[1:])}: to mean it, name it)"
+                    f"{len(candidates)} runs are running; homelab takes the newest: {candidates[0]} (not {', '.join(candidates[1:])}: name it to choose it)"
                 )
             return candidates[0]
     return None

@@ -32,7 +32,7 @@ _MOST_FILES = 1000
 def inside(place: str) -> str:
     """The place itself, a relative path. Raises ValueError for one that leads out of its folder."""
     if len(place) > 1024 or any(part in ("", ".", "..") for part in place.split("/")) or "\0" in place:
-        raise ValueError(f"not a place inside a folder: {place[:100]!r}")
+        raise ValueError(f"not a path inside a folder: {place[:100]!r}")
     return place
 
 
@@ -81,7 +81,7 @@ class RunRecord(WireModel):
             elif role not in ROLES:
                 raise ValueError(f"not a role of a file: {role[:100]!r}")
             if role not in ("train", "eval") and entry is not None and entry.sent != "shipped":
-                raise ValueError(f"{role[:100]}: a program is shipped from the machine of the launch")
+                raise ValueError(f"{role[:100]}: a program is sent from the machine of the launch")
         return data
 
 
@@ -144,13 +144,13 @@ def refuse_other(run_json: Mapping[str, Any], where: str, aside: str) -> None:
         raise HomelabError(
             f"a newer homelab{f' ({version})' if version else ''} made this run: its run.json has schema {schema}, and this version ({own}) reads schema {SCHEMA}",
             where=where,
-            hint=f"install that version or a newer one, then once more: pip install ./homelab_trainer-{version or 'VERSION'}-py3-none-any.whl",
+            hint=f"install that version or a newer one, then run the command again: pip install ./homelab_trainer-{version or 'VERSION'}-py3-none-any.whl",
         )
     revision = _known(_REVISION, run_json.get("git_revision"))
     raise HomelabError(
-        f"an older homelab made this run, before runs stayed readable: its run.json lacks {' and '.join(_lacking(run_json))}",
+        f"an older homelab made this run, in a format that is no longer read: its run.json lacks {' and '.join(_lacking(run_json))}",
         where=where,
-        hint=Hint("look at it with the tree that made it (git checkout {}), or put it aside: {}", revision or "REVISION", aside),
+        hint=Hint("read it with the version that made it (git checkout {}), or move it away: {}", revision or "REVISION", aside),
     )
 
 

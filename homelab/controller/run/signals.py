@@ -77,7 +77,7 @@ def held() -> Iterator[None]:
         if number == signal.SIGHUP:
             _leave_terminal()
         if not came and sys.stderr.isatty():
-            sys.stderr.write("\ninterrupted: one moment, nothing is left half done\n")
+            sys.stderr.write("\ninterrupted: homelab finishes the current step and ends\n")
         came = True
 
     before = {number: signal.getsignal(number) for number in SIGNALS}

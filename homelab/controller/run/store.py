@@ -115,14 +115,14 @@ def disk_error_hint(path: Path, error: OSError) -> str:
     if inverted not in (None, absolute) and not any(os.path.lexists(parent / _OF_A_RUN) for parent in inverted.parents):
         # Outside of a run's folder it is not homelab's file: it may be data of a person, or a device.
         return (
-            f"{shlex.quote(str(inverted))} is no folder: have the runs kept in another one, with --runs-dir DIR or export HOMELAB_RUNS=DIR"
+            f"{shlex.quote(str(inverted))} is no folder: choose another folder for the runs, with --runs-dir DIR or export HOMELAB_RUNS=DIR"
         )
     if inverted is not None:
-        return f"put aside what stands there: mv {shlex.quote(str(inverted))} {shlex.quote(f'{inverted}.damaged')}"
+        return f"move that file away: mv {shlex.quote(str(inverted))} {shlex.quote(f'{inverted}.damaged')}"
     if error.errno in (errno.EACCES, errno.EPERM):
         return f"sudo chown -R {shlex.quote(getpass.getuser())} {quoted} && chmod -R u+rwX {quoted}"
     if error.errno == errno.EROFS:
-        return f"sudo mount -o remount,rw {shlex.quote(str(_mount(folder)))} (a disk that fails is made read-only: sudo dmesg | tail)"
+        return f"sudo mount -o remount,rw {shlex.quote(str(_mount(folder)))} (the kernel makes a failing disk read-only: sudo dmesg | tail)"
     return f"df -h {quoted}; ls -ld {quoted}"
 
 
@@ -274,9 +274,9 @@ def choose(name: str, names: list[str]) -> str | None:
     near = [run for run in names if run.startswith(name) or run.endswith(name)]
     if len(near) > 1:
         raise InputError(
-            f'"{plain_name(name)}" can mean {len(near)} runs',
+            f'"{plain_name(name)}" matches {len(near)} runs',
             where=", ".join(near[:5]),
-            hint=Hint("give more of the name; {} lists them", homelab("runs")),
+            hint=Hint("give a longer part of the name; {} lists the runs", homelab("runs")),
         )
     return near[0] if near else None
 

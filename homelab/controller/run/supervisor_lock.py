@@ -37,7 +37,7 @@ def held(paths: RunPaths) -> Iterator[bool]:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
     except OSError as error:
         raise HomelabError(
-            f"the lock of this run cannot be had: {error.strerror}", where=str(file), hint=store.disk_error_hint(file, error)
+            f"the lock of this run cannot be taken: {error.strerror}", where=str(file), hint=store.disk_error_hint(file, error)
         ) from error
     try:
         try:

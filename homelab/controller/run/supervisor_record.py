@@ -57,16 +57,14 @@ def _busy(paths: RunPaths) -> InputError:
     where = f"{paths.name}, process {state.get('pid', '?')} on this machine"
     stopped = stopped_holder.here(paths)
     if stopped is not None:
-        hint = Hint("to let it go on: {}; to do it by hand: {}, then once more", stopped.go_on, f"kill -KILL {stopped.pid}")
-        return InputError(f"this run is held: {stopped.is_stopped}", where=where, hint=hint)
+        hint = Hint("to let it continue: {}; to do it by hand: {}, then run the command again", stopped.go_on, f"kill -KILL {stopped.pid}")
+        return InputError(f"this run is blocked: {stopped.is_stopped}", where=where, hint=hint)
     if state.get("doing") == DOING:
-        return InputError(
-            "this run is being recovered already, by another homelab recover", where=where, hint=homelab("status", paths.name)
-        )
+        return InputError("another homelab recover is already working on this run", where=where, hint=homelab("status", paths.name))
     return InputError(
-        f"this run has a supervisor that recovers it by itself; now it is {state.get('doing', 'at work')}: {state.get('why', '')}",
+        f"this run has a supervisor that recovers it; now it is {state.get('doing', 'at work')}: {state.get('why', '')}",
         where=where,
-        hint=Hint("{}; to do it by hand: kill {}, then once more", homelab("status", paths.name), state.get("pid", "PID")),
+        hint=Hint("{}; to do it by hand: kill {}, then run the command again", homelab("status", paths.name), state.get("pid", "PID")),
     )
 
 

@@ -154,7 +154,7 @@ class _Attempts:
             return False
         self._socket.close()
         if answered != GREETING:
-            self.error = "something else answered on this port"
+            self.error = "another program answered on this port"
             return False
         return self.left > 0 and self.start(selector, timeout_s)
 
@@ -162,7 +162,7 @@ class _Attempts:
         """End the test of this port: the time is over."""
         selector.unregister(self._socket)
         if self._is_connected:
-            self._fail(f"it connected, and no byte came back within {_ANSWER_S:.0f} s")
+            self._fail(f"it connected, but no byte came back within {_ANSWER_S:.0f} s")
         else:
             self._fail(f"no answer within {timeout_s:.0f} s (a firewall that drops packets looks like this)")
 

@@ -39,7 +39,7 @@ def send_all(targets: list[JsonObject], limit_bytes: int, limit_s: float) -> lis
                 rate = _send(target, limit_bytes, limit_s)
                 break
             except socket.timeout:
-                problem = f"bytes that are sent are not taken within {_TIMEOUT_S:.0f} s"
+                problem = f"the other node did not accept bytes within {_TIMEOUT_S:.0f} s"
             except (OSError, ValueError, KeyError) as error:
                 problem = getattr(error, "strerror", None) or str(error)
             stalled_s -= time.monotonic() - started
@@ -58,11 +58,11 @@ def _send(target: JsonObject, limit_bytes: int, limit_s: float) -> float:
         connection.settimeout(_TIMEOUT_S)
         connection.connect((target["address"], int(target["port"])))
         if connection.recv(1) != GREETING:
-            raise ValueError("something else answered on this port")
+            raise ValueError("another program answered on this port")
         connection.sendall(json.dumps({"bytes": limit_bytes, "seconds": limit_s}).encode())
         connection.settimeout(_TIMEOUT_S + 10 * limit_s)  # the peer may measure other nodes first
         if connection.recv(1) != READY:
-            raise ValueError("it does not count bytes")
+            raise ValueError("it did not count the bytes")
         counted = json.loads(_pour(connection, limit_bytes, _TIMEOUT_S + limit_s))
         # Drops the bytes in the buffer: a slow link would need seconds to send them.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

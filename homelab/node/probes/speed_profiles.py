@@ -29,10 +29,10 @@ def _speeds(workdir: str, model: str, method: JsonObject) -> JsonObject:
         return answer
     try:
         if not os.path.isfile(path) and os.path.exists(path) and not os.path.isdir(path):  # reading a pipe would wait
-            answer["problem"] = "it is no file"
+            answer["problem"] = "it is not a file"
             return answer
         if os.path.getsize(path) > _SPEEDS_BYTES:
-            answer["problem"] = "it is far too large for a file of speeds"
+            answer["problem"] = "the file is far too large"
             return answer
         with open(path, encoding="utf-8") as stream:
             content = json.load(stream)

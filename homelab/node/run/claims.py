@@ -85,7 +85,7 @@ def starting(request: StartRequest) -> Iterator[None]:
             if current:
                 raise _taken(run, current)
             _refuse_stopped(folder, run, LIFE_S)
-            raise RefusedError("taken", f"somebody else has started {run} meanwhile, or the claim on it is gone", see(run))
+            raise RefusedError("taken", f"another controller has started {run} meanwhile, or the claim on it is gone", see(run))
         yield
         if current.get("alone"):
             with contextlib.suppress(OSError):
@@ -197,25 +197,25 @@ def _wait(descriptor: int, place: str) -> None:
 def _frozen(descriptor: int, place: str) -> RefusedError:
     content = os.pread(descriptor, 32, 0).strip()
     if not content.isdigit():
-        message = f"a process has kept the lock of the claims for {LOCK_S:.0f} s"
-        return RefusedError("frozen", message, f"on the node, who it is: fuser -v {place}; then end it", place)
+        message = f"a process has held the lock of the claims for {LOCK_S:.0f} s"
+        return RefusedError("frozen", message, f"on the node, to see the process: fuser -v {place}; then end it", place)
     pid = int(content)
-    manner = "is frozen (stopped by a signal or a debugger) and keeps" if processes.state(pid) in ("T", "t") else "has kept"
+    manner = "is frozen (stopped by a signal or a debugger) and holds" if processes.state(pid) in ("T", "t") else "has held"
     message = f"process {pid} {manner} the lock of the claims for more than {LOCK_S:.0f} s: {processes.command_line(pid)[:200] or '?'}"
-    hint = f"on the node: kill -CONT {pid} lets it go on, kill -KILL {pid} ends it; then the same once more"
+    hint = f"on the node: kill -CONT {pid} lets it continue, kill -KILL {pid} ends it; then run the command again"
     return RefusedError("frozen", message, hint, place)
 
 
 def _refuse_stopped(folder: str, run: str, age_s: float) -> None:
     stopped_s = boot_clock.passed_s(files.read_object(_mark(folder, run)) or {})
     if stopped_s < age_s:
-        raise RefusedError("stopped", f"{run} was stopped by hand {stopped_s:.0f} s ago, while this was under way", goes_on(run))
+        raise RefusedError("stopped", f"{run} was stopped by hand {stopped_s:.0f} s ago, during this command", goes_on(run))
 
 
 def _refuse_superseded(request: ClaimRequest | StopRequest) -> None:
     after, newest = request.after, _newest(request)
     if after is not None and newest > after:
-        message = f"{request.run} has gone on elsewhere: this node knows attempt {newest} of it"
+        message = f"{request.run} was continued elsewhere: this node knows attempt {newest} of it"
         raise RefusedError("superseded", message, see(request.run))
 
 
@@ -231,12 +231,12 @@ def _taken(run: str, current: JsonObject) -> RefusedError:
 
 def goes_on(run: str) -> str:
     """The command that continues a stopped run."""
-    return f"it stays stopped; to go on with it: homelab recover {run}"
+    return f"it stays stopped; to continue it: homelab recover {run}"
 
 
 def see(run: str) -> str:
     """The commands for a run that another command has claimed."""
-    return f"homelab status {run}; where the command that does it is gone: homelab stop {run}, then once more"
+    return f"homelab status {run}; if that command is gone: homelab stop {run}, then run this command again"
 
 
 def _shown(current: JsonObject, run: Any, is_started: bool = False) -> Holder:

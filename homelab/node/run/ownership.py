@@ -79,4 +79,4 @@ def busy(workdir: str, run: str) -> str:
     if claimant(workdir, run):
         return "a command is about to continue it"
     supervisor = follower(workdir, run)
-    return f"its supervisor looks after it ({supervisor.by or 'of another machine'})" if supervisor else ""
+    return f"its supervisor watches it ({supervisor.by or 'of another machine'})" if supervisor else ""

@@ -48,10 +48,10 @@ def _bytes_in(folder: str) -> int:
 
 def _busy(workdir: str, run: str, alive: dict[str, list[int]]) -> str:
     if alive.get(run):
-        return "it is alive on this node"
+        return "it is running on this node"
     supervisor = supervisor_host.state(workdir, run)
     if supervisor is not None and supervisor.alive:
-        return "its supervisor is at work on this node"
+        return "its supervisor is working on this node"
     return ownership.busy(workdir, run)
 
 

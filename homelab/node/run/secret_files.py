@@ -67,7 +67,7 @@ def _usable_place() -> str:
     with contextlib.suppress(FileExistsError):
         os.mkdir(on_disk, 0o700)
     if not _is_ours(on_disk):
-        raise PermissionError(1, "it must be a folder of this user that nobody else may enter", on_disk)
+        raise PermissionError(1, "it must be a folder of this user that no other user can read", on_disk)
     return on_disk
 
 

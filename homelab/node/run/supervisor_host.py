@@ -85,7 +85,7 @@ def reach(request: PlaceRequest) -> SupervisorReach:
             command, env=_environment(request), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TRY_S
         )
     except subprocess.TimeoutExpired:
-        raise ValueError(f"the other nodes could not be tried within {_TRY_S:.0f} s") from None
+        raise ValueError(f"the other nodes could not be tested within {_TRY_S:.0f} s") from None
     try:
         return SupervisorReach(errors=message.as_written(json.loads(completed.stdout.strip().splitlines()[-1])))
     except (ValueError, IndexError):

@@ -44,7 +44,7 @@ def start(request: StartRequest) -> Done:
         _wait_for_torchrun(watcher, node_dir)
     except OSError:
         if claims.was_stopped(request, began_s):
-            raise claims.RefusedError("stopped", f"{run} was stopped by hand while it was being started", claims.goes_on(run)) from None
+            raise claims.RefusedError("stopped", f"{run} was stopped by hand during its start", claims.goes_on(run)) from None
         raise
     return Done()
 
@@ -54,7 +54,7 @@ def _start_watcher(request: StartRequest, run: str, attempt: int, folder: str, n
         raise claims.RefusedError("taken", f"attempt {attempt} of {run} was started on this node already", claims.see(run))
     newest = (paths.attempts(folder) or [0])[-1]
     if newest > attempt:  # a controller that was cut off does not know that the run has continued
-        reason = f"attempt {attempt} of {run} is over: this node knows attempt {newest}"
+        reason = f"attempt {attempt} of {run} is outdated: this node knows attempt {newest}"
         raise claims.RefusedError("superseded", reason, claims.see(run))
     files.write_json(os.path.join(folder, "run.json"), request.run_json)
     files.write_json(os.path.join(paths.attempt_dir(folder, attempt), "plan.json"), request.plan_json)

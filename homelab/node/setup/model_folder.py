@@ -83,7 +83,7 @@ def place(model: str, commit: str) -> str:
     if model.startswith("data:"):
         parts = model[5:].split("/")
         if len(parts) != _DATA_FOLDERS or not all(_FILE.fullmatch(part) for part in parts):
-            raise ValueError(f"not a place of data: {model!r}")
+            raise ValueError(f"not the name of a data set: {model!r}")
         return os.path.join(hub.data_cache(), *parts, commit)
     return os.path.join(hub_cache.snapshots(model), commit)
 

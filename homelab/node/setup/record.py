@@ -78,7 +78,7 @@ def held() -> Iterator[int]:
         yield descriptor
     except BlockingIOError:
         raise Refusal(
-            "another setup works on this node", where=folder(), hint="wait until it has ended, then: homelab setup", kind="busy"
+            "another setup is working on this node", where=folder(), hint="wait until it has ended, then: homelab setup", kind="busy"
         ) from None
     finally:
         os.close(descriptor)

@@ -109,7 +109,7 @@ def _unpack_uv() -> None:
     with zipfile.ZipFile(wheel) as archive:
         name = next((name for name in archive.namelist() if name.endswith(".data/scripts/uv")), None)
         if name is None:
-            raise Refusal("the wheel of uv holds no program", where=wheel, hint="homelab setup")
+            raise Refusal("the wheel of uv has no program in it", where=wheel, hint="homelab setup")
         files.write_atomic(_program(), archive.read(name), 0o700)
 
 
@@ -126,7 +126,7 @@ def _uv(lock: int, *arguments: str) -> list[str]:
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise Refusal(
-            f"uv {' '.join(arguments[:2])} has not ended within {_UV_LIMIT_S / 60:.0f} minutes", where=record.folder(), hint="homelab setup"
+            f"uv {' '.join(arguments[:2])} did not end within {_UV_LIMIT_S / 60:.0f} minutes", where=record.folder(), hint="homelab setup"
         ) from None
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     if done.returncode != 0:
@@ -156,7 +156,7 @@ def unpack(version: str) -> str:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     if not os.access(program, os.X_OK):
-        raise Refusal(f"the Python that was sent holds no python{version}", where=archive, hint="homelab setup")
+        raise Refusal(f"the Python that was sent has no python{version}", where=archive, hint="homelab setup")
     return program
 
 

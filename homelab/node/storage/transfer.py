@@ -70,7 +70,7 @@ def blocks(stream: BinaryIO, most: int | None) -> Iterator[bytes]:
     for block in iter(lambda: stream.read(1 << 20), b""):
         count += len(block)
         if most is not None and count > most:
-            raise ValueError(f"more bytes came than the {most} that were said")
+            raise ValueError(f"more bytes arrived than the announced {most}")
         yield block
 
 
@@ -148,7 +148,7 @@ def receive_checkpoint(request: CheckpointRequest, stream: BinaryIO) -> Done:
             for member in archive:
                 left -= member.size
                 if left < 0:
-                    raise ValueError(f"more bytes came than the {request.bytes} that were said")
+                    raise ValueError(f"more bytes arrived than the announced {request.bytes}")
                 if not member.isfile() or os.path.basename(member.name) != member.name or member.name in (".", ".."):
                     raise ValueError(f"unexpected entry in the archive: {member.name!r}")
                 source = archive.extractfile(member)
@@ -163,7 +163,7 @@ def receive_checkpoint(request: CheckpointRequest, stream: BinaryIO) -> Done:
         sent_digests = request.files
         arrived = manifest.digests(partial)
         if any(arrived.get(name) != sent_digests[name] for name in sent_digests):
-            raise ValueError("another checkpoint arrived than the one that was asked for")
+            raise ValueError("the wrong checkpoint arrived")
         files.sync(partial)
         if os.path.isdir(place):
             present = manifest.digests(place)

@@ -46,9 +46,9 @@ def way() -> str | None:
         place = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
         host, port = place.hostname, place.port or (80 if place.scheme == "http" else 443)
     except ValueError as error:
-        return f"HF_ENDPOINT is no address: {error}"
+        return f"HF_ENDPOINT is not an address: {error}"
     if not host:
-        return "HF_ENDPOINT is no address"
+        return "HF_ENDPOINT is not an address"
     answers = []
 
     def connect() -> None:

@@ -26,4 +26,4 @@ def why_over(losses: Mapping[int, float], patience: int) -> str | None:
     best = best_step(losses)
     if patience == 0 or best is None or sum(step > best for step in losses) < patience:
         return None
-    return f"{patience} evaluations since step {best} brought no lower loss over the held-out rows ({losses[best]:.4f})"
+    return f"{patience} evaluations since step {best} had no lower loss over the held-out rows ({losses[best]:.4f})"

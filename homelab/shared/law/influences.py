@@ -52,8 +52,8 @@ INFLUENCES = (
     ),
     Influence(
         "environment of a node",
-        "of torch, transformers, accelerate, Unsloth and their libraries a rank keeps the variables of places, memory and logs alone; "
-        "any other is refused in cluster.toml and recipes, and dropped where a node sets it by itself, with a note",
+        "of torch, transformers, accelerate, Unsloth and their libraries a rank keeps only the variables of places, memory and logs; "
+        "any other is refused in cluster.toml and recipes, and dropped with a note if a node sets it",
         "tests/shared/law/test_influences.py::test_a_variable_of_a_node_that_changes_numbers_is_dropped",
     ),
     Influence(
@@ -84,7 +84,7 @@ INFLUENCES = (
         "tests/worker/model/test_adapters.py::test_what_gets_no_gradient_is_frozen_and_named",
     ),
     Influence(
-        "number of threads, kind of card, order of sums", "not held: losses differ in the last digits (homelab explain evidence); a law: line says where it is more",
+        "number of threads, kind of card, order of sums", "not held: losses differ in the last digits (homelab explain evidence); a law: line says if it is more",
         "tests/controller/planning/strategy/test_law_warnings.py::test_eight_bit_states_are_said",
     ),
 )  # fmt: skip

@@ -40,7 +40,7 @@ WITH_IMAGES = frozenset(
 
 def with_encoder(name: str) -> str:
     """What is wrong with a model that has both."""
-    return f"{name} reads with an encoder and writes with a decoder; homelab trains decoders alone"
+    return f"{name} reads with an encoder and writes with a decoder; homelab trains only decoders"
 
 
 def encoder(name: str) -> str:
@@ -50,7 +50,7 @@ def encoder(name: str) -> str:
 
 def no_language_model(name: str, kind: str) -> str:
     """What is wrong with anything else that is not built as a causal language model."""
-    return f"{name} is no causal language model that transformers can build (type {kind})"
+    return f"{name} is not a causal language model that transformers can build (type {kind})"
 
 
 def refusal(config: Mapping[str, Any]) -> Refusal | None:

@@ -18,8 +18,8 @@ def has_experts(config: Mapping[str, Any]) -> bool:
 def why_mixtures_stay_whole(config: Mapping[str, Any]) -> str:
     """Why a pipeline does not cut this mixture of experts."""
     if config.get("output_router_logits"):
-        return "its router has a loss of its own (output_router_logits), which is no sum over tokens"
-    return "the planner does not know what its layers hold, and nobody has compared a mixture in stages with one process"
+        return "its router has its own loss (output_router_logits), which is not a sum over tokens"
+    return "the planner does not know its layers, and a mixture in stages was never compared with one process"
 
 
 @dataclass(frozen=True)

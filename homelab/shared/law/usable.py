@@ -22,7 +22,7 @@ from homelab.shared.protocol.quantisation import Stored
 PLAIN = "16 or 32 bits"
 BNB_4BIT = "bitsandbytes in 4 bits"
 BNB_8BIT = "bitsandbytes in 8 bits"
-WIDENED = "made 16 bits wide while read"
+WIDENED = "converted to 16 bits while reading"
 FOREIGN = "another quantisation"
 FULL, LORA, LORA_8BIT, QLORA = "full", "lora", "lora 8bit", "qlora"
 METHODS = (FULL, LORA, LORA_8BIT, QLORA)
@@ -64,12 +64,12 @@ def _no(reason: str, edit: str) -> Base:
     return Base(refusal=Refusal(reason, edit))
 
 
-_TWICE = "they would be quantised once more"
+_TWICE = "they would be quantised twice"
 _FOREIGN = _no(
-    "adapters on such weights can be neither trained alike on every machine nor merged",
-    f'{_SIXTEEN}; kind = "qlora" holds that one in 4 bits, too',
+    "adapters on such weights cannot be trained the same on every machine, and cannot be merged",
+    f'{_SIXTEEN}; kind = "qlora" quantises that one to 4 bits',
 )
-_ROUNDED = _no("it trains the weights themselves, and these are rounded", f'[method] kind = "lora" trains adapters on them; or {_SIXTEEN}')
+_ROUNDED = _no("it trains the weights themselves, but these are rounded", f'[method] kind = "lora" trains adapters on them; or {_SIXTEEN}')
 CHECKPOINTS: dict[tuple[str, str], Base] = {
     (PLAIN, FULL): Base(),
     (PLAIN, LORA): Base((ORIGINAL,)),
@@ -77,16 +77,16 @@ CHECKPOINTS: dict[tuple[str, str], Base] = {
     (PLAIN, QLORA): Base((ORIGINAL, DEQUANTISED)),
     (BNB_4BIT, FULL): _ROUNDED,
     (BNB_4BIT, LORA): Base((DEQUANTISED,)),
-    (BNB_4BIT, LORA_8BIT): _no(_TWICE, '[method] kind = "lora" without base holds them as they are'),
+    (BNB_4BIT, LORA_8BIT): _no(_TWICE, '[method] kind = "lora" without base keeps them as they are'),
     (BNB_4BIT, QLORA): Base((DEQUANTISED,)),
     (BNB_8BIT, FULL): _ROUNDED,
     (BNB_8BIT, LORA): Base((DEQUANTISED,)),
     (BNB_8BIT, LORA_8BIT): Base((DEQUANTISED,)),
-    (BNB_8BIT, QLORA): _no(_TWICE, '[method] kind = "lora" holds them as they are'),
+    (BNB_8BIT, QLORA): _no(_TWICE, '[method] kind = "lora" keeps them as they are'),
     (WIDENED, FULL): Base(),
     (WIDENED, LORA): Base((ORIGINAL,)),
-    (WIDENED, LORA_8BIT): _no(_TWICE, '[method] kind = "lora" without base holds them in 16 bits'),
-    (WIDENED, QLORA): _no(_TWICE, '[method] kind = "lora" holds them in 16 bits'),
+    (WIDENED, LORA_8BIT): _no(_TWICE, '[method] kind = "lora" without base keeps them in 16 bits'),
+    (WIDENED, QLORA): _no(_TWICE, '[method] kind = "lora" keeps them in 16 bits'),
     **{(FOREIGN, method): _FOREIGN for method in METHODS},
 }
 
@@ -118,7 +118,7 @@ def checkpoint_refusal(stored: Stored | None, kind: str, base: str, original: st
         return None
     asked = 'base = "8bit"' if method_of(kind, base) == LORA_8BIT else f'kind = "{kind}"'
     reason = (
-        f"the weights of this model are quantised already ({stored.words}), and [method] {asked} does not go with that: {refusal.reason}"
+        f"the weights of this model are quantised already ({stored.words}), and [method] {asked} does not work with that: {refusal.reason}"
     )
     return Refusal(reason, refusal.edit.format(original=original))
 
@@ -130,9 +130,9 @@ TIED_EMBEDDING = "the embeddings that are also the head"
 HEAD = "the head"
 TIED_HEAD = "the head that is also the embeddings"
 CONVOLUTION, ATTENTION = "a convolution", "torch's own attention"
-OWN_LINEAR, OWN_EMBEDDING = "a linear layer with a computation of its own", "embeddings with a computation of their own"
+OWN_LINEAR, OWN_EMBEDDING = "a linear layer with its own computation", "embeddings with their own computation"
 UNKNOWN = "a kind of layer that homelab does not know"
-FIXED_HEAD = "a head or embeddings that stay one"
+FIXED_HEAD = "a head and embeddings that share one tensor"
 SHARED = "a weight of several layers"
 
 ENDS = ("lm_head", "embed_tokens")  # how most models name head and embeddings
@@ -147,7 +147,7 @@ class ModelPart:
     why_not: str = ""
 
 
-_STRANGE = "an adapter would not know what this class computes"
+_STRANGE = "an adapter does not know what this class computes"
 PARTS: dict[str, ModelPart] = {
     LINEAR: ModelPart(ADDED),
     TRANSPOSED: ModelPart(ADDED),
@@ -157,10 +157,10 @@ PARTS: dict[str, ModelPart] = {
     HEAD: ModelPart(ADDED),
     TIED_EMBEDDING: ModelPart(UNTIED),
     TIED_HEAD: ModelPart(UNTIED),
-    FIXED_HEAD: ModelPart(None, "its class cannot give the head weights of its own, and a merge has to"),
-    SHARED: ModelPart(None, "other layers have the same weight, and a merge would change them, too"),
-    CONVOLUTION: ModelPart(None, "what an adapter adds to a convolution is not merged"),
-    ATTENTION: ModelPart(None, "what an adapter adds to it is not merged"),
+    FIXED_HEAD: ModelPart(None, "a merge needs separate weights for the head, and its class cannot have them"),
+    SHARED: ModelPart(None, "other layers share this weight, and a merge would change them, too"),
+    CONVOLUTION: ModelPart(None, "an adapter on a convolution cannot be merged"),
+    ATTENTION: ModelPart(None, "an adapter on it cannot be merged"),
     OWN_LINEAR: ModelPart(None, _STRANGE),
     OWN_EMBEDDING: ModelPart(None, _STRANGE),
     UNKNOWN: ModelPart(None, "it is not known how such an adapter is merged"),
@@ -188,7 +188,7 @@ def gguf_refusal(class_name: str, *, is_untied: bool = False) -> Refusal | None:
         )
     if is_untied and class_name in gguf_classes.WITHOUT_A_HEAD:
         return Refusal(
-            f"a GGUF file of {class_name} has no head of its own, and adapters on head or embeddings give the model one",
+            f"a GGUF file of {class_name} has no separate head, but adapters on head or embeddings need one",
             "leave lm_head and embed_tokens out of [method] targets, or serve it with vLLM (`homelab fetch --merged`)",
         )
     return None

@@ -22,7 +22,7 @@ _ARCHIVES = ((b"7z\xbc\xaf\x27\x1c", "a 7z archive", "7z x"), (b"Rar!", "a rar a
 _OTHERS = (
     (b"%PDF", "a PDF document"),
     (b"{\\rtf", "an RTF document"),
-    (b"\xd0\xcf\x11\xe0", "a document of an old Office"),
+    (b"\xd0\xcf\x11\xe0", "a document of an old version of Office"),
     (b"\x89PNG", "a picture (PNG)"),
     (b"\xff\xd8\xff", "a picture (JPEG)"),
     (b"GIF8", "a picture (GIF)"),
@@ -39,7 +39,7 @@ _OTHERS = (
     (b"\x89HDF", "an HDF5 file"),
     (b"\x93NUMPY", "a NumPy array"),
 )
-_TEXT_OF_IT = "write what it says into a .txt, .csv or .jsonl file, and name that file in the recipe"
+_TEXT_OF_IT = "copy its text into a .txt, .csv or .jsonl file, and name that file in the recipe"
 _MARKS = (  # UTF-32 before UTF-16, whose mark begins like it
     (b"\xff\xfe\x00\x00", "UTF-32"),
     (b"\x00\x00\xfe\xff", "UTF-32"),
@@ -57,16 +57,16 @@ def unmask(path: Path, first: bytes) -> tuple[str, str] | None:
             renamed = shlex.quote(f"{path}{suffix}")
             return f"compressed by {name}", f"{unpack} {file}" if path.suffix == suffix else f"mv {file} {renamed} && {unpack} {renamed}"
     if first.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        return "a zip archive (as spreadsheets are, too)", f"unzip {file}, then name the file from inside it in the recipe"
+        return "a zip archive (spreadsheets are zip archives, too)", f"unzip {file}, then name the file from inside it in the recipe"
     if first.startswith(b"PAR1") and path.suffix != ".parquet":
-        return "a Parquet file", f"mv {file} {shlex.quote(str(path.with_suffix('.parquet')))}, and name it so in the recipe"
+        return "a Parquet file", f"mv {file} {shlex.quote(str(path.with_suffix('.parquet')))}, and name the new file in the recipe"
     for magic, name, unpack in _ARCHIVES:
         if first.startswith(magic):
             return name, f"{unpack} {file}, then name the file from inside it in the recipe"
     if first[257:262] == b"ustar":
         return "a tar archive", f"tar xf {file}, then name the file from inside it in the recipe"
     if first.startswith(b"version https://git-lfs"):
-        return "a pointer of Git LFS, and the data is not here", f"git lfs pull, in the folder of {file}"
+        return "a pointer of Git LFS without the data", f"git lfs pull, in the folder of {file}"
     other = next((name for magic, name in _OTHERS if first.startswith(magic)), None)
     if other is not None:
         return other, _TEXT_OF_IT
@@ -74,7 +74,7 @@ def unmask(path: Path, first: bytes) -> tuple[str, str] | None:
         return (
             None
             if first.startswith(b"PAR1") or not first
-            else ("no Parquet file, whatever its name says", "name it after what it holds, or fetch it once more")
+            else ("not a Parquet file, although its name says so", "rename it by its format, or fetch it again")
         )
     encoding = next((name for mark, name in _MARKS if first.startswith(mark)), None)
     if encoding is None and len(first) >= 4:

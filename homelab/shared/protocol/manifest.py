@@ -95,7 +95,7 @@ def manifest_fault(manifest: JsonObject | None, folder: AnyPath) -> str | None:
         return "no manifest"
     parts = manifest.get("files")
     if manifest.get("schema") != SCHEMA or not isinstance(manifest.get("step"), int):
-        return "its manifest is not one of homelab's"
+        return "its manifest is not in the form of homelab"
     if not isinstance(parts, dict) or not parts or not all(isinstance(part, dict) for part in parts.values()):
         return "its manifest names no files"
     # Also while it is written, as .step-00000020.<pid>.partial.
@@ -127,7 +127,7 @@ def fault(folder: AnyPath) -> str | None:
             return wrong
         try:
             if file_sha256(os.path.join(folder, name)) != part.get("sha256"):
-                return f"{name} has another content than when it was saved"
+                return f"{name} has changed since it was saved"
         except OSError as error:  # a failing disk, too: it may still return an older checkpoint
             return f"{name} cannot be read: {error.strerror or error}"
     return None

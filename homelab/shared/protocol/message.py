@@ -93,7 +93,7 @@ def as_written(value: Any) -> Any:
 def fields(value: Any) -> dict[str, Any]:
     """The fields of a message, for `json.dumps(answer, default=fields)`. Raises TypeError for what is no message."""
     if not isinstance(value, Message):
-        raise TypeError(f"{type(value).__name__} is no message")
+        raise TypeError(f"{type(value).__name__} is not a message")
     return value.__dict__
 
 

@@ -24,13 +24,13 @@ _SAME = "[model] name = the same model in the form of transformers (config.json 
 _DECODER = "[model] name = a causal language model, which predicts the next word (Qwen/Qwen3-0.6B is one)"
 # Kind -> (what it is, after "it" or a name; the edit of the recipe, "" where that needs more than the names of the files).
 HELD = {
-    ADAPTERS: ("holds adapters (adapter_config.json), and no model by itself", ""),
-    GGUF: ("holds GGUF files, which llama.cpp answers with and nobody trains", ""),
+    ADAPTERS: ("holds adapters (adapter_config.json), which are not a model alone", ""),
+    GGUF: ("holds GGUF files, which can be used with llama.cpp but not trained", ""),
     ORIGINAL: ("holds a model in its maker's own form (params.json, consolidated.*), which transformers does not read", _SAME),
-    ONNX: ("holds a model for ONNX or OpenVINO alone, which answers and is not trained", _SAME),
-    FRAMEWORK: ("holds weights for TensorFlow or Flax alone (tf_model.h5, flax_model.msgpack), which transformers reads no more", _SAME),
-    DIFFUSION: ("holds a model of diffusers (model_index.json, diffusion_pytorch_model.*), which writes no text", _DECODER),
-    SENTENCES: ("holds a model of sentence-transformers (modules.json), which compares texts and writes none", _DECODER),
+    ONNX: ("holds a model for ONNX or OpenVINO only, which cannot be trained", _SAME),
+    FRAMEWORK: ("holds weights for TensorFlow or Flax only (tf_model.h5, flax_model.msgpack), which transformers no longer reads", _SAME),
+    DIFFUSION: ("holds a model of diffusers (model_index.json, diffusion_pytorch_model.*), which does not write text", _DECODER),
+    SENTENCES: ("holds a model of sentence-transformers (modules.json), which compares texts but writes none", _DECODER),
 }  # fmt: skip
 
 

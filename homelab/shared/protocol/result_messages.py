@@ -77,9 +77,9 @@ class ResultFiles(Message):
     left_out: Annotated[tuple[FileName, ...], Longest(10_000)] = ()
 
     def check(self) -> None:
-        """Raises ValueError where two files have one name: some disks do not tell small letters from capital ones."""
+        """Raises ValueError where two files have the same name: some disks do not tell small letters from capital ones."""
         if len({file.name.lower() for file in self.files}) != len(self.files):
-            raise ValueError("two files have one name")
+            raise ValueError("two files have the same name")
 
 
 class SavedFiles(ResultFiles):

@@ -212,12 +212,12 @@ def _unknown(row: Mapping[str, Any], wanted: str, text: str) -> FormError:
     what = {CHAT: "messages", PAIR: 'prompt" and "completion', TEXT: text}.get(wanted, f'messages", "prompt" and "completion", or "{text}')
     error = missing(row, what)
     if any(key in row for key in _PREFERENCES):
-        error.message = f"this is a row of preferences, and homelab trains on one answer: {error.message}"
+        error.message = f"this is a row with preferences, but homelab trains on one answer: {error.message}"
         prompt = "prompt" if "prompt" in row else next((name for name in _PROMPTS if name in row), None)
         named = f'{{ prompt = "{prompt}", completion = "chosen" }}' if prompt else '{ messages = "chosen" }'
         error.hint = f"to train on the chosen answers: [data] columns = {named} in the recipe"
     elif "input_ids" in row:
-        error.message = f"this row is tokens of some tokenizer, and homelab makes them itself: {error.message}"
+        error.message = f"this row holds tokens, but homelab makes the tokens itself: {error.message}"
         error.hint = "give the text that these tokens were made from"
     elif any(key in row for key in _CONVERSATIONS):
         key = next(key for key in _CONVERSATIONS if key in row)
@@ -226,9 +226,7 @@ def _unknown(row: Mapping[str, Any], wanted: str, text: str) -> FormError:
             '"from" to "role" and "value" to "content"'
         )
     elif (pair := _likely_pair(row)) is not None:
-        error.hint = (
-            f'say which column is which: [data] columns = {{ prompt = "{pair[0]}", completion = "{pair[1]}" }} in the recipe; ' + error.hint
-        )
+        error.hint = f'name the columns: [data] columns = {{ prompt = "{pair[0]}", completion = "{pair[1]}" }} in the recipe; ' + error.hint
     return error
 
 

@@ -117,17 +117,17 @@ class Data:
         of_train, of_eval = self.hub("train"), self.hub("eval")
         if of_train is not None and of_train == of_eval:
             raise ValueError(
-                "`eval` would be the very rows that are trained on: `eval_split` names other ones, or `eval_fraction` sets some aside"
+                "`eval` would be the same rows as the training: name others with `eval_split`, or hold some out with `eval_fraction`"
             )
 
     def _template_and_columns_are_of_the_format(self) -> None:
         kind = self.columns.kind if self.columns is not None else None
         if self.template == "none" and CHAT in (self.format, kind):
-            raise ValueError('`template` = "none" is for plain prompts and completions: a chat is only text by its chat template')
+            raise ValueError('`template` = "none" is for plain prompts and completions: a chat needs its chat template')
         if kind is not None and self.format not in ("auto", kind):
             raise ValueError(f'`columns` names the columns of format = "{kind}", and `format` is "{self.format}"')
         if self.columns is not None and self.columns.text and self.text_column not in ("text", self.columns.text):
-            raise ValueError("`text_column` and `columns` name two columns of text: leave one out")
+            raise ValueError("`text_column` and `columns` name different columns of text: leave one out")
 
     def hub(self, role: str) -> HubData | None:
         """What `role` ("train" or "eval") names on the hub; None for a file, and where there is no such data."""

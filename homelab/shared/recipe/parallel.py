@@ -21,7 +21,7 @@ def _shares_positive(shares: Any) -> Any:
 
 def _bucket_positive(bucket_mb: Any) -> Any:
     if isinstance(bucket_mb, float) and not 0 < bucket_mb <= 100_000:
-        raise ValueError('megabytes of gradient that are reduced together, more than 0, or "auto"')
+        raise ValueError('megabytes of gradient for each reduction, more than 0, or "auto"')
     return bucket_mb
 
 

@@ -58,7 +58,7 @@ class Method:
             raise ValueError(f'`base` = "8bit" is for `kind` = "lora": "{self.kind}" {has}; set `kind` = "lora", or leave `base` out')
         if self.base == "8bit" and self.backend == "unsloth":
             raise ValueError(
-                '`base` = "8bit" goes without Unsloth, whose 8-bit layers compute a row by the rows beside it: `backend` = "transformers", or `kind` = "qlora"'
+                '`base` = "8bit" does not work with Unsloth, whose 8-bit layers compute a row depending on the other rows: `backend` = "transformers", or `kind` = "qlora"'
             )
         if self.backend == "unsloth" and self.kind == "full":
             raise ValueError('`backend` = "unsloth" trains adapters: `kind` = "lora" or "qlora", or leave `backend` out')

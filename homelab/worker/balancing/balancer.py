@@ -124,7 +124,7 @@ class Balance:
             # The rank whose pace changed most, not the one that is furthest from the others: three are ahead when the fourth slows down.
             changed = max(range(len(ratios)), key=lambda rank: (abs(math.log(ratios[rank])), -rank))
             ratio = ratios[changed]
-            because = f"{self.names[changed]} is {max(ratio, 1 / ratio):.2f} times as {'slow' if ratio > 1 else 'fast'} as believed"
+            because = f"{self.names[changed]} is {max(ratio, 1 / ratio):.2f} times as {'slow' if ratio > 1 else 'fast'} as expected"
         self._is_own, self.speeds, self.announced = True, speeds, speeds
         self.is_estimated = False
         rates = [report.tokens / report.measured_s for report in known_reports]

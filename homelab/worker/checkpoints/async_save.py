@@ -121,8 +121,8 @@ class Saver:
         if free_bytes is None or free_bytes >= self.size_bytes + SPARE_BYTES:
             return True
         self._note(
-            f"checkpoints are written while the training waits: {self._task.node} has {size_words(free_bytes)} of memory free,"
-            f" and a copy of the state to write from takes {size_words(self.size_bytes)}"
+            f"checkpoints are written while the training waits: {self._task.node} has {size_words(free_bytes)} of free memory,"
+            f" and a copy of the state needs {size_words(self.size_bytes)}"
         )
         return False
 

@@ -87,7 +87,7 @@ class BestWeights:
                 raise
             partial.unlink(missing_ok=True)
             raise WorkerError(
-                f"the best weights (step {step}) cannot be written: {why}",
+                f"the best weights (step {step}) cannot be saved: {why}",
                 where=str(self._folder),
                 hint="make room on that disk (`df -h` shows it), then `homelab recover`; the checkpoints are untouched",
             ) from error

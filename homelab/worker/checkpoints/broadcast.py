@@ -93,7 +93,7 @@ def fetch(task: Task, fault: WorkerError | None, recorder: Recorder) -> Path | N
     if not holders:
         if fault:
             raise load_check.set_aside(fault, task)
-        message = f"no node of this attempt holds the checkpoint of step {task.resume_step} whole"
+        message = f"no node of this attempt holds the complete checkpoint of step {task.resume_step}"
         raise WorkerError(message, where=str(folder), hint="homelab recover")
     team = [rank for rank, copy in enumerate(everyone) if copy.has_part]
     moves = checkpoint_holders.copies(dict.fromkeys(holders, WHOLE), team, to_all=True)
@@ -103,7 +103,7 @@ def fetch(task: Task, fault: WorkerError | None, recorder: Recorder) -> Path | N
     size_bytes = everyone[source].size_bytes
     if task.rank in odd:
         fault = WorkerError(
-            f"its weights or its optimizer are not those of {_nodes(task, holders)}", where=str(folder), hint="homelab recover"
+            f"its weights or its optimizer state differ from those of {_nodes(task, holders)}", where=str(folder), hint="homelab recover"
         )
     if task.rank in receivers:
         assert fault is not None
@@ -118,9 +118,9 @@ def _refuse_shards(task: Task, folder: Path) -> None:
     """Raises WorkerError where a checkpoint is not the same on every node: a strategy that shards its state loads it by itself."""
     if checkpoint_holders.layout_of(task.plan) != REPLICATED or manifest.shards(folder) is not None:
         raise WorkerError(
-            f"the checkpoint of step {task.resume_step} is in shards, and strategy {task.strategy} of this worker loads only one that is the same on every node",
+            f"the checkpoint of step {task.resume_step} is in shards, but strategy {task.strategy} of this worker loads only one that is the same on every node",
             where=str(folder),
-            hint="give [parallel] strategy of the recipe the one that saved it, then homelab recover",
+            hint="set [parallel] strategy in the recipe to the one that saved it, then homelab recover",
         )
 
 
@@ -190,7 +190,7 @@ def _receive(task: Task, folder: Path, group: Any, source: int, progress: _Progr
                 raise TrainingError(
                     f"the checkpoint of step {step} arrived damaged from {task.nodes[source]}: the sha256 of {name} differs",
                     where=f"node {task.node}, {root}",
-                    hint="homelab recover; where it comes back, test the memory of both nodes (memtester) and the cable between them",
+                    hint="homelab recover; if it happens again, test the memory of both nodes (memtester) and the cable between them",
                 )
         with _Arriving(partial / manifest.MANIFEST) as file:
             file.write(text)

@@ -111,13 +111,13 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 def verify(folder: Path, recipe_hash: str) -> dict[str, Any]:
     """The manifest of a checkpoint that may be loaded. Raises WorkerError naming the file when anything is missing, cut short or
     altered, and when it belongs to another recipe or other data."""
-    hint = f"remove the folder {folder} on this node and run `homelab recover`: it takes the newest good checkpoint of any node"
+    hint = f"remove the folder {folder} on this node and run `homelab recover`: it uses the newest complete checkpoint of any node"
     if not folder.exists():
         steps = complete_steps(folder.parent)
         raise WorkerError(
-            "the checkpoint to go on from is not on this node any more: [checkpoint] keep removes old ones as new ones are saved",
+            "the checkpoint to continue from is no longer on this node: [checkpoint] keep removes old ones when new ones are saved",
             where=str(folder),
-            hint=f"`homelab recover` goes on from the newest of any node; by hand: set resume_step in this attempt's plan.json on every node to"
+            hint=f"`homelab recover` continues from the newest of any node; by hand: set resume_step in this attempt's plan.json on every node to"
             f" one of those here: {', '.join(map(str, steps)) or 'none is left'}",
         )
     if not (folder / MANIFEST).is_file():

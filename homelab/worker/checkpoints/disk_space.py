@@ -38,7 +38,7 @@ def make(root: Path, step: int, needed_bytes: int, keep: int) -> None:
         checkpoint_folder.retain(root, left, newest=step - 1)
     free_bytes = _free_bytes(root)
     if free_bytes < needed_bytes:
-        why = f"{os.strerror(errno.ENOSPC)} (it takes {size_words(needed_bytes)}, {size_words(free_bytes)} are free)"
+        why = f"{os.strerror(errno.ENOSPC)} (it needs {size_words(needed_bytes)}, {size_words(free_bytes)} are free)"
         raise checkpoint_folder.unwritable(root, step, why)
 
 

@@ -26,7 +26,7 @@ def check(run_dir: Path, attempt: int) -> None:
     newest = newest_attempt(run_dir)
     if newest > attempt:
         raise WorkerError(
-            f"attempt {newest} has replaced this one, attempt {attempt}: it writes nothing more",
+            f"attempt {newest} has replaced this one, attempt {attempt}: it writes nothing any more",
             where=str(run_dir / "attempts" / str(newest)),
-            hint=f"nothing is lost, attempt {newest} goes on: homelab status {run_dir.name}",
+            hint=f"nothing is lost, attempt {newest} continues: homelab status {run_dir.name}",
         )

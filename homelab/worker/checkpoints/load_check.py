@@ -73,10 +73,10 @@ def set_aside(fault: WorkerError, task: Task) -> WorkerError:
         ),
         None,
     )
-    problem = f"{fault.message} (the checkpoint of step {step} on {task.node}, whole by its manifest)"
+    problem = f"{fault.message} (the checkpoint of step {step} on {task.node}, complete by its manifest)"
     if older is None:
         hint = (
-            f"no older checkpoint on {task.node} can be loaded either, so look at torch there: homelab preflight; and to begin again at step 0:"
+            f"no older checkpoint on {task.node} can be loaded either, so check torch there: homelab preflight; to start again at step 0:"
             f" move {root} away, then homelab recover {task.run_dir.name} --from-scratch"
         )
         return WorkerError(problem, where=fault.where, hint=hint)
@@ -92,7 +92,7 @@ def set_aside(fault: WorkerError, task: Task) -> WorkerError:
     return WorkerError(
         f"{problem}; it was set aside",
         where=str(aside / Path(fault.where).name),
-        hint=f"homelab recover {task.run_dir.name} goes on from the one before, of step {older}",
+        hint=f"homelab recover {task.run_dir.name} continues from the previous one, of step {older}",
     )
 
 

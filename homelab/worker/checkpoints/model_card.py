@@ -18,7 +18,7 @@ PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
 
 
 _MOVED = (
-    "PEFT alone (also inside of other programs) reads adapters of this model's shared experts and dense layers as those of its routed experts, "
+    "PEFT without homelab (also in other programs) reads adapters of this model's shared experts and dense layers as those of its routed experts, "
     "and gives other answers without an error (peft 0.21). Use the merged model (`homelab merge`), or `homelab chat`."
 )
 

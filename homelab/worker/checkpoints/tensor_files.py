@@ -68,7 +68,7 @@ def fill(own: dict[str, torch.Tensor], path: Path, *, is_part: bool = False) -> 
         raise WorkerError(
             f"the checkpoint does not fit this model: {odd[0]} is missing or has another shape",
             where=str(path),
-            hint="the base model on this node is another one: copy the same model folder to every node",
+            hint="the base model on this node is a different one: copy the same model folder to every node",
         )
     with torch.no_grad():
         for name, parameter in own.items():

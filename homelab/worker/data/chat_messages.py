@@ -64,8 +64,8 @@ def check_characters(value: Any, where: str) -> None:
         for inner in value:
             check_characters(inner, where)
     elif isinstance(value, str) and (half := half_character(value)) is not None:
-        hint = f'write the whole character: an emoji is two such halves ("\\ud83d\\ude00"), or simply itself; or take {half} out'
-        raise WorkerError(f"this text has half a character, {half}, which UTF-8 cannot hold", where=where, hint=hint)
+        hint = f'write the whole character: an emoji is two such halves ("\\ud83d\\ude00"), or write the emoji itself; or remove {half}'
+        raise WorkerError(f"this text has half of a character, {half}, which UTF-8 cannot store", where=where, hint=hint)
 
 
 def _message(message: Any, where: str, role: str, content: str) -> Message:
@@ -80,9 +80,7 @@ def _message(message: Any, where: str, role: str, content: str) -> Message:
     name = _SHARED_ROLES.get(said.lower()) if role != "role" else _ROLES.get(said, said)
     if role == "role" and said not in ("user", "assistant", "system") and said not in _ROLES and said.lower() in _SPEAKERS:
         meant = _SHARED_ROLES[said.lower()]
-        raise WorkerError(
-            f'no chat template knows the role "{said}"', where=where, hint=f'write "role": "{meant}" in its place, in every row'
-        )
+        raise WorkerError(f'no chat template knows the role "{said}"', where=where, hint=f'write "role": "{meant}" instead, in every row')
     if name is None:
         known = ", ".join(sorted(set(_SHARED_ROLES)))
         raise WorkerError(f'the speaker "{said}" is not known', where=where, hint=f'write one of {known} for "{role}"')
@@ -107,7 +105,7 @@ def _content(value: Any, role: str, plain: Message, key: str, where: str) -> str
         return None
     if not isinstance(value, str):
         other = next((name for name in _CONTENTS if value is None and isinstance(plain.get(name), str)), None)
-        hint = f'the text stands under "{other}": [data] columns = {{ content = "{other}" }} in the recipe' if other else _HINT
+        hint = f'the text is under "{other}": [data] columns = {{ content = "{other}" }} in the recipe' if other else _HINT
         raise WorkerError(f'"{key}" must be text, here it is {type(value).__name__}', where=where, hint=hint)
     return value
 
@@ -120,7 +118,7 @@ def _part(part: Any, number: int, key: str, where: str) -> str:
     if isinstance(part, dict) and kind in _TEXT_PARTS and isinstance(part.get("text"), str):
         return str(part["text"])
     hint = 'homelab trains on text: leave this part out, or write {"type": "text", "text": "..."}'
-    raise WorkerError(f'part {number} of "{key}" is no text, it is {kind!r}', where=where, hint=hint)
+    raise WorkerError(f'part {number} of "{key}" is not text, it is {kind!r}', where=where, hint=hint)
 
 
 def _tool_calls(calls: Any, where: str) -> list[Message]:

@@ -33,7 +33,7 @@ class Renderer:
     """Renders rows of one form with a tokenizer's chat template; `tokenizer` None: rows are only checked (`sample`).
 
     `rewritten` counts rows whose template rewrites history, `unused` what rows hold and nobody reads. `is_plain` ([data] template = "none"):
-    plain prompts and completions are joined as they stand, as TRL does (trl/trainer/sft_trainer.py, tokenize_fn: the end token behind
+    plain prompts and completions are joined without changes, as in TRL (trl/trainer/sft_trainer.py, tokenize_fn: the end token behind
     them, and no template).
     """
 
@@ -53,7 +53,7 @@ class Renderer:
         sample = samples.sample(record, form)
         if sample.must_be_chat and self.is_plain:
             raise WorkerError(
-                'this row has messages, which are only text by the chat template, and the recipe says [data] template = "none"',
+                'this row has messages, which need the chat template, but the recipe says [data] template = "none"',
                 where=record.where,
                 hint='give "prompt" and "completion" as text, or set [data] template = "auto"',
             )
@@ -79,12 +79,10 @@ class Renderer:
         is_chat = self.template is not None and not self.is_plain
         if form.name == "Alpaca":
             asked = "instruction, blank line, input are the question" if is_chat else "in the published text of Alpaca"
-            notes.append(f"instructions are read as a question and its answer: {asked}")
+            notes.append(f"instructions are used as a question and its answer: {asked}")
         family = self.template.family if self.template is not None and is_chat and form.kind != row_forms.TEXT else None
         if family:
-            notes.append(
-                f"rendered with the template that TRL trains {family} with: every answer carries loss, with what the assistant thought"
-            )
+            notes.append(f"rendered with TRL's training template of {family}: every answer is trained, with its thoughts")
         return notes
 
     def _as_chat(self, record: Record, sample: Sample) -> Text:
@@ -123,7 +121,7 @@ def refused(record: Record, why: TemplateRefusal) -> WorkerError:
         hint = "most templates want user and assistant in turn, and a system message only first"
         return WorkerError(f"the chat template refuses this row: {why}", where=record.where, hint=hint)
     hint = (
-        "is the row as the others? If every row ends so, the template is at fault (chat_template.jinja or tokenizer_config.json of the model's folder): copy the folder "
+        "is this row like the others? If every row fails, the template is wrong (chat_template.jinja or tokenizer_config.json of the model's folder): copy the folder "
         'again; or give the rows as prompt and completion, with [data] template = "none"'
     )
     return WorkerError(f"the chat template breaks on this row: {why}", where=record.where, hint=hint)

@@ -159,22 +159,21 @@ class Encoder:
         mute = sum(1 for row in rows if row.loss_tokens and teaches_nothing(row, self.tokenizer, marks))
         tokens = sum(len(row.tokens) for row in rows)
         self.note(
-            f"{part} data: {len(rows)} rows as {form.said}, {tokens} tokens, {sum(row.loss_tokens for row in rows)} of them carry loss"
+            f"{part} data: {len(rows)} rows as {form.said}, {tokens} tokens, {sum(row.loss_tokens for row in rows)} of them are trained"
         )
         if cut:
             self.note(f"{part} data: {cut} of {len(rows)} rows are longer than seq_len {self.seq_len} and were cut at the end")
         if silent:
-            self.note(f"{part} data: {silent} rows have no token that carries loss; they stay in the order and teach nothing")
+            self.note(f"{part} data: {silent} rows have no trained token; they keep their place and teach nothing")
         if mute:
-            self.note(f"{part} data: the answer of {mute} of {len(rows)} rows is empty; they teach the model to say nothing")
+            self.note(f"{part} data: the answer of {mute} of {len(rows)} rows is empty; they teach the model to answer nothing")
         if renderer.rewritten:
             self.note(
-                f"{part} data: the chat template rewrites earlier turns in {renderer.rewritten} rows; "
-                "those turns carry no loss, the last one does"
+                f"{part} data: the chat template rewrites earlier turns in {renderer.rewritten} rows; only the last turn of them is trained"
             )
         self.unused = renderer.unused.said
         if self.unused:
-            self.note(f"{part} data: nobody reads {', '.join(self.unused)}")
+            self.note(f"{part} data: these keys are not used: {', '.join(self.unused)}")
         for note in renderer.how(form):
             self.note(f"{part} data: {note}")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 _SEPARATORS = (";", "\t", "|")
 _ROW = 'write {"messages": [...]}, {"prompt": ..., "completion": ...} or {"text": ...}'
-_LINE = "every line is one JSON object, and no line break stands inside it"
+_LINE = "every line must be one JSON object, without line breaks in it"
 _UNDER_KEY = "json.dump(json.load(sys.stdin)[{key!r}], sys.stdout)"
 _OF_COLUMNS = "c = json.load(sys.stdin); json.dump([dict(zip(c, r)) for r in zip(*(v.values() if isinstance(v, dict) else v for v in c.values()))], sys.stdout)"
 _OF_PYTHON = "import ast; [print(json.dumps(ast.literal_eval(row))) for row in sys.stdin if row.strip()]"
@@ -21,12 +21,12 @@ def fix_of_line(line: str, path: Path) -> str:
     line = line.strip()
     if line.startswith("["):
         return (
-            'a row is a conversation: write {"messages": [...]} around each'
+            'each row is a conversation: write {"messages": [...]} around it'
             if _is_conversation(line)
             else f"the file is one JSON list: {_renamed(path, '.json')}"
         )
     if line.endswith(","):
-        return f"no comma stands behind a row: sed -i 's/,[[:space:]]*$//' {shlex.quote(str(path))}"
+        return f"remove the comma at the end of a row: sed -i 's/,[[:space:]]*$//' {shlex.quote(str(path))}"
     if line.startswith(("{'", "{ '")):
         return f"the line is Python, not JSON: {_made(path, _OF_PYTHON)}"
     return _LINE if line.startswith("{") else _ROW
@@ -40,7 +40,7 @@ def fix_of_value(value: Any, path: Path) -> str:
         else []
     )
     if len(lists) == 1 and lists[0] not in ("messages", "conversations", "conversation") and lists[0].isidentifier():
-        return f'its rows stand under "{lists[0]}": {_made(path, _UNDER_KEY.format(key=lists[0]))}'
+        return f'its rows are under "{lists[0]}": {_made(path, _UNDER_KEY.format(key=lists[0]))}'
     if isinstance(value, dict) and value and all(isinstance(inner, list | dict) for inner in value.values()) and not lists:
         return f"it is a table by columns: {_made(path, _OF_COLUMNS)}"
     return 'write [{"messages": ...}, ...]: a single row stands between [ and ], too'
@@ -55,7 +55,7 @@ def fix_of_text(text: str, path: Path) -> str:
         is_row = False
     if is_row:
         return f"it has one object per line: {_renamed(path, '.jsonl')}"
-    return "correct it there: a .json file is one list of objects, double quotes stand around each name and text, and no comma behind the last of them"
+    return "correct it there: a .json file is one list of objects, with double quotes around each name and text, and no comma after the last one"
 
 
 def fix_of_header(names: list[str], path: Path) -> tuple[str, str] | None:
@@ -78,7 +78,7 @@ def _is_conversation(line: str) -> bool:
 
 
 def _renamed(path: Path, suffix: str) -> str:
-    return f"mv {shlex.quote(str(path))} {shlex.quote(str(path.with_suffix(suffix)))}, and name it so in the recipe"
+    return f"mv {shlex.quote(str(path))} {shlex.quote(str(path.with_suffix(suffix)))}, and name the new file in the recipe"
 
 
 def _made(path: Path, code: str, source: Path | None = None) -> str:

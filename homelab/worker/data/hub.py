@@ -109,8 +109,8 @@ def _other(source: dict[str, Any], builder: Any, revision: str, node: str, run: 
     return WorkerError(
         f"{node} has revision {commit_of(builder)[:12] or 'unknown'} of this data set, and the run was launched with {revision[:12]}",
         where=f"node {node}, {named(source)}: {builder.cache_dir}",
-        hint=f"the hub did not answer there, and what it has prepared is all that it can read: let it reach the hub, then homelab recover {run}; or go on"
-        " without it (--nodes); to train on other rows is a new training: launch it as a new run",
+        hint=f"the hub did not answer there, so the node can read only its old copy: let it reach the hub, then homelab recover {run}; or continue"
+        " without it (--nodes); other rows are a new training: launch it as a new run",
     )
 
 

@@ -36,9 +36,9 @@ def read(source: dict[str, Any], *, node: str = "this node", run: str = "RUN") -
     file is not the one that was launched: two nodes with different data would break the training without an error.
     """
     path = Path(source["path"]).expanduser()
-    again = f"homelab recover {run} brings it to {node} again as it was at the launch" if source.get("sent") == "shipped" else ""
+    again = f"homelab recover {run} sends the original to {node} again" if source.get("sent") == "shipped" else ""
     if not path.is_file():
-        hint = again or "put the file there on every node, or name it relative to the recipe: then it is shipped"
+        hint = again or "put the file there on every node, or use a path relative to the recipe: then homelab sends it"
         raise WorkerError("the data file is not on this node", where=str(path), hint=hint)
     with path.open("rb") as file:
         disguised = file_kind.unmask(path, file.read(file_kind.FIRST_BYTES))
@@ -51,13 +51,13 @@ def read(source: dict[str, Any], *, node: str = "this node", run: str = "RUN") -
             where=f"{path}, key [data] train",
             hint=file_forms.fix_of_separator("\t", path)
             if path.suffix == ".tsv"
-            else "rename the file after what it holds, or convert it to JSONL",
+            else "rename the file by its format, or convert it to JSONL",
         )
     if source.get("sha256"):
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         if sha256 != source["sha256"]:
-            fix = again or f"copy the same file to every node: {path} on {node} is another one"
+            fix = again or f"copy the same file to every node: {path} on {node} is a different file"
             raise WorkerError(
                 f"the data file differs from the one this run was launched with (sha256 {sha256[:12]}, not {source['sha256'][:12]})",
                 where=str(path),
@@ -108,7 +108,7 @@ def _csv(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
             if (apart := file_forms.fix_of_header(list(reader.fieldnames or ()), path)) is not None:
                 raise WorkerError(
-                    f"the columns of a .csv file are separated by commas, here by {apart[0]}", where=f"{path}, line 1", hint=apart[1]
+                    f"the columns of a .csv file are separated by commas, but here by {apart[0]}", where=f"{path}, line 1", hint=apart[1]
                 )
             for fields in reader:
                 where = f"{path}, line {reader.line_num}"
@@ -136,7 +136,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 number += 1
                 yield f"{path}, row {number}", fields
     except (pyarrow.ArrowInvalid, OSError) as error:
-        hint = "write the file again; a cut-short copy is the usual cause"
+        hint = "copy the file again; the usual cause is an incomplete copy"
         raise WorkerError(f"this is not a readable Parquet file: {error}", where=str(path), hint=hint) from error
 
 

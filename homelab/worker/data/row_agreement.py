@@ -30,7 +30,7 @@ def of(data: EncodedData) -> dict[str, dict[str, str]]:
 
 
 def digest(rows: Iterable[Row]) -> str:
-    """sha256 of the rows in their order: tokens, which of them carry loss, and where samples begin in a packed row."""
+    """sha256 of the rows in their order: tokens, which of them are trained, and where samples begin in a packed row."""
     hasher = hashlib.sha256()
     for row in rows:
         hasher.update(array("q", (len(row.tokens), len(row.starts), *row.starts)))
@@ -83,12 +83,12 @@ def _changed(task: Task, role: str, now: str, before: str) -> TrainingError:
         where += f": revision {now[:12] or 'not known'} now, and {before[:12] or 'not known'} when this run began"
         back = f' with [data] revision = "{before}" to train on the old rows' if before else ""
         return TrainingError(
-            f"this data set was changed since the run began: its {role} rows are other ones", where=where,
+            f"this data set was changed since the run began: its {role} rows are different", where=where,
             hint=f"changed data is a new training: {new}{back}",
         )  # fmt: skip
     return TrainingError(
-        f"the {role} rows are not those that this run began with, though they are made of the same data", where=where,
-        hint=f"the tokenizer, its chat template or a library is another one than then: put it back on every node, then homelab recover"
+        f"the {role} rows differ from those at the beginning of this run, although the data is the same", where=where,
+        hint=f"the tokenizer, its chat template or a library has changed: restore it on every node, then homelab recover"
         f" {task.run_dir.name}; or {new}",
     )  # fmt: skip
 
@@ -106,7 +106,9 @@ def _unequal(task: Task, role: str, odd: Sequence[int], commits: Mapping[int, st
     else:
         hint = f"homelab preflight RECIPE compares tokenizer and packages of the nodes; copy the model's folder to {names} again, then homelab recover {task.run_dir.name}"
     listed = [task.named(*ranks) for ranks in (odd, others)]
-    return TrainingError(f"the ranks do not have the same {role} rows: {listed[0]} has others than {listed[1]}", where=where, hint=hint)
+    return TrainingError(
+        f"the ranks do not have the same {role} rows: {listed[0]} has different ones from {listed[1]}", where=where, hint=hint
+    )
 
 
 def _named(task: Task, role: str) -> str:

@@ -156,7 +156,7 @@ def _folder() -> Path:
     folder = Path(found.origin).parent / "chat_templates" if found is not None and found.origin else None
     if folder is None or not folder.is_dir():
         raise WorkerError(
-            "the package trl is not installed here, or has no chat templates: it says which tokens of a chat are learned", where="[data] completion_only",
+            "the package trl is not installed here, or has no chat templates: it decides which tokens of a chat are trained", where="[data] completion_only",
             hint="homelab setup installs it on the nodes; by hand: pip install 'trl>=1.15' in the environment that cluster.toml names",
         )  # fmt: skip
     return folder

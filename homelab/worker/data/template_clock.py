@@ -65,8 +65,8 @@ def bind(tokenizer: Any, moment: datetime) -> Any:
         told = apply_chat_template([{"role": "user", "content": ""}], chat_template=_PROBE, tokenize=False)
         if told not in ("", f"{moment:{_WHOLE}}"):
             raise WorkerError(
-                "the chat templates of this transformers take the time from this node's clock: rows would depend on when they are made",
-                where="the node's environment, package transformers", hint="homelab setup installs the version that homelab was tried with",
+                "the chat templates of this transformers take the time from this node's clock: rows would depend on the time of day",
+                where="the node's environment, package transformers", hint="homelab setup installs the version that homelab was tested with",
             )  # fmt: skip
         clock.written.clear()
     tokenizer.written_dates = clock.written

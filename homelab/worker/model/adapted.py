@@ -84,7 +84,7 @@ def refuse_unmergeable(model: Any) -> None:
     whole = sorted({name for settings in model.peft_config.values() for name in getattr(settings, "modules_to_save", None) or ()})
     if whole:  # Unsloth makes that of a head or embeddings in [method] targets
         raise WorkerError(
-            f"{', '.join(whole)} would be trained whole beside the adapters, which no merge puts into the base", where="[method] targets in the recipe",
+            f"{', '.join(whole)} would be trained completely beside the adapters, which cannot be merged into the base", where="[method] targets in the recipe",
             hint=f'[method] backend = "transformers" trains adapters on them; or leave {", ".join(whole)} out of targets', needs_launch=True,
         )  # fmt: skip
     found = list(parts(model))

@@ -55,10 +55,10 @@ def refuse_files(names: Sequence[str], folder: Path, shown: str) -> None:
 
 def _adapters(settings: dict[str, Any], shown: str) -> WorkerError:
     base = str(settings.get("base_model_name_or_path") or "")[:200]
-    named = f'edit the recipe: [model] name = "{base}"' if base else "edit the recipe: [model] name = the model that they were trained on"
+    named = f'edit the recipe: [model] name = "{base}"' if base else "edit the recipe: [model] name = the model that they belong to"
     return WorkerError(
         f"{shown} {model_forms.HELD[model_forms.ADAPTERS][0]}{f': they belong to {base}' if base else ''}", where=WHERE,
-        hint=f"{named}; to go on from these adapters, put them into their model first (homelab merge RUN, or PEFT's merge_and_unload) and name the result", needs_launch=True,
+        hint=f"{named}; to continue from these adapters, merge them into their model first (homelab merge RUN, or PEFT's merge_and_unload) and name the result", needs_launch=True,
     )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def refuse_config(config: object, where: str) -> None:
 
     if not isinstance(config, dict):
         raise WorkerError(
-            "config.json holds no JSON object", where=where, hint="the file is damaged: copy the folder again from where it came"
+            "config.json is not a JSON object", where=where, hint="the file is damaged: copy the folder again from its source"
         )
     kind, own_code = config.get("model_type"), config.get("auto_map")
     if isinstance(kind, str) and kind in CONFIG_MAPPING:
@@ -85,13 +85,13 @@ def refuse_config(config: object, where: str) -> None:
     if isinstance(own_code, dict) and own_code:
         files = sorted({str(value).split("--")[-1].partition(".")[0] + ".py" for value in own_code.values() if isinstance(value, str)})
         raise WorkerError(
-            f"a model of type {kind} brings code of its own ({', '.join(files)[:200]}), which homelab never runs", where=where,
+            f"a model of type {kind} has its own code ({', '.join(files)[:200]}), which homelab never runs", where=where,
             hint="edit the recipe: [model] name = the same model in the form of transformers (its name often ends in -hf), or another one", needs_launch=True,
         )  # fmt: skip
     if not isinstance(kind, str) or not kind:
         raise WorkerError(
             "config.json names no model_type, so transformers does not know what to build", where=where,
-            hint="copy the folder again from where it came; a config.json of another program (timm, sentence-transformers, diffusers) is no language model",
+            hint="copy the folder again from its source; a config.json of another program (timm, sentence-transformers, diffusers) is not a language model",
         )  # fmt: skip
     installed, written = transformers.__version__, str(config.get("transformers_version") or "")
     newer = bool(written) and _release(written) > _release(installed)
@@ -162,7 +162,7 @@ def lacks(missing: Sequence[str], built: str, path: str, classes: Sequence[str] 
     return WorkerError(
         f"the files lack {shown}, which {built} needs{which}", where=f"[model] name = {path!r}",
         hint="these would start as random numbers. Copy the folder again if a file is missing; a model without a language head (embeddings, "
-        "rewards, classes) is trained as what it was made from: edit the recipe, [model] name",
+        "rewards, classes) can be trained as the model that it was made from: edit the recipe, [model] name",
     )  # fmt: skip
 
 
@@ -172,7 +172,7 @@ def of_other_sizes(sizes: Sequence[tuple[str, tuple[int, ...], tuple[int, ...]]]
     more = f" and {len(sizes) - 1} more" if len(sizes) > 1 else ""
     return WorkerError(
         f"config.json does not describe these weights: {name} is {_by(stored)} in the files and {_by(wanted)} by config.json{more}", where=f"[model] name = {path!r}",
-        hint="copy the folder again from where it came; where tokens were added, config.json has to say vocab_size = the rows of the embedding",
+        hint="copy the folder again from its source; if tokens were added, vocab_size in config.json must be the number of rows of the embedding",
     )  # fmt: skip
 
 
@@ -211,25 +211,25 @@ def load_error(error: Exception, path: str, what: str = "model") -> Exception:
         )
     return WorkerError(
         f"the {what} cannot be loaded: {type(error).__name__}: {first}", where=where,
-        hint="the files do not go with the installed transformers: copy the folder again from where it came, or install newer packages: homelab setup --upgrade",
+        hint="the files do not work with the installed transformers: copy the folder again from its source, or install newer packages: homelab setup --upgrade",
     )  # fmt: skip
 
 
 # What the words of transformers 5, tokenizers and huggingface_hub mean, from specific to general.
 _KNOWN_FAULTS = (
     (r"untagged enum|unknown variant|EnumUntagged",
-     "tokenizer.json was written by a newer tokenizers than this node has: homelab setup --upgrade; or the file is damaged: copy it again"),
-    (r"ignore_mismatched_sizes|size mismatch", "config.json says other sizes than the weights have: the two are of different models; copy the folder again from where it came"),
-    (r"gated repo", "accept the terms on the model's page of the hub, then set HF_TOKEN here: a launch takes it along"),
+     "tokenizer.json was written by a newer release of tokenizers than this node has: homelab setup --upgrade; or the file is damaged: copy it again"),
+    (r"ignore_mismatched_sizes|size mismatch", "the sizes in config.json and in the weights differ, so they are of different models; copy the folder again from its source"),
+    (r"gated repo", "accept the terms on the model's page of the hub, then set HF_TOKEN here: a launch sends it to the nodes"),
     (r"not a valid model identifier|Repository Not Found|404 Client", "check the name (org/name, as on the hub); a private model needs HF_TOKEN"),
     (r"couldn't connect|offline mode|Cannot reach|Temporary failure in name resolution|LocalEntryNotFound",
      "the hub cannot be reached from this node, and the model is not in its cache: homelab setup --recipe RECIPE sends it from here"),
     (r"does not appear to have a file named config\.json",
-     "this repository holds no whole model: are they adapters, or GGUF files? Edit the recipe: [model] name = the model that they were made from"),
-    (r"not a valid JSON|Expecting |Extra data|Unterminated string|EOF while parsing", "a JSON file of the folder is damaged: copy the folder again from where it came"),
+     "this repository has no complete model: are they adapters, or GGUF files? Edit the recipe: [model] name = the model that they belong to"),
+    (r"not a valid JSON|Expecting |Extra data|Unterminated string|EOF while parsing", "a JSON file of the folder is damaged: copy the folder again from its source"),
     (r"Padding_idx must be within", "config.json says a pad_token_id that the embedding has no row for: copy the folder again, or edit its config.json: pad_token_id < vocab_size"),
-    (r"not a multiple of|must be divisible|Class validation error|Field .* expected", "config.json contradicts itself: copy it again from where the model came"),
-    (r"sentencepiece|tiktoken|protobuf", "install what its tokenizer needs in the node's environment: pip install sentencepiece tiktoken protobuf"),
+    (r"not a multiple of|must be divisible|Class validation error|Field .* expected", "config.json contradicts itself: copy it again from the source of the model"),
+    (r"sentencepiece|tiktoken|protobuf", "install the packages of its tokenizer in the node's environment: pip install sentencepiece tiktoken protobuf"),
 )  # fmt: skip
 
 

@@ -74,7 +74,7 @@ def _slowness(task: Task) -> str:
     has_instructions, times = known[task.precision]
     if has_instructions():
         return ""
-    return f': this CPU has no instructions for it and is up to {times} times faster with [train] precision = "fp32"'
+    return f': this CPU has no instructions for it, and is up to {times} times faster with [train] precision = "fp32"'
 
 
 def _told(model: Any, task: Task, note: Note) -> Any:
@@ -84,7 +84,7 @@ def _told(model: Any, task: Task, note: Note) -> Any:
         remedy = "; [parallel] micro_batch = 1 makes them independent of the cluster"
         if task.device == "cuda":  # ATen/native/cuda/Dropout.cu: which number an element gets depends on the card's count of processors
             remedy = " and on the model of the card; dropout = 0 makes the curve independent of the cluster"
-        note(f"dropout: draws depend on which rows share a micro-batch{remedy}")
+        note(f"dropout: random numbers depend on the rows of a micro-batch{remedy}")
     trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if trainable == 0:
         raise WorkerError("nothing is trainable", where="[method]", hint='set [method] targets = "all-linear"', needs_launch=True)
@@ -106,7 +106,7 @@ def _fuse_loss(model: Any, task: Task, note: Note) -> None:
         model.forward, model.takes_labelled = plain, False
         note(f"loss: all logits at once, as {error.message}; [train] fused_loss = false makes the plan count them")
     else:
-        note("loss: in chunks of tokens, without ever building all logits")
+        note("loss: in chunks of tokens, without all logits at once")
 
 
 def _load_base(task: Task, path: str, note: Note, part: LoadedPart = WHOLE) -> Any:

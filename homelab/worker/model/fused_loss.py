@@ -42,7 +42,7 @@ def install(model: Any, chunk: int | None = None, *, labelled_only: bool = True,
     """
     if model.get_output_embeddings() is None or model.base_model is model:
         raise WorkerError(
-            f"{type(model).__name__} has no decoder and head of its own, which a fused loss needs",
+            f"{type(model).__name__} has no separate decoder and head, which a fused loss needs",
             where=_WHERE,
             hint="set [train] fused_loss = false",
             needs_launch=True,
@@ -188,7 +188,7 @@ def check(model: Any, original: Callable[..., Any]) -> None:
             fused, plain = (float(forward(input_ids=tokens, labels=tokens).loss) for forward in (model.forward, original))
         if abs(fused - plain) > 1e-3 * abs(plain):
             model.train(was_training)
-            raise _other_kind(model, f"it is {plain:.5g} for a few tokens, where the fused loss is {fused:.5g}")
+            raise _other_kind(model, f"it is {plain:.5g} for a few tokens, but the fused loss is {fused:.5g}")
     model.train(was_training)
 
 
@@ -209,5 +209,5 @@ def _enlarged(decoder: Any, times: float) -> Iterator[None]:
 
 def _other_kind(model: Any, why: str) -> WorkerError:
     return WorkerError(
-        f"{type(model).__name__} has a loss of its own kind: {why}", where=_WHERE, hint="set [train] fused_loss = false", needs_launch=True
+        f"{type(model).__name__} has its own kind of loss: {why}", where=_WHERE, hint="set [train] fused_loss = false", needs_launch=True
     )

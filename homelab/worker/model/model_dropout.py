@@ -35,15 +35,17 @@ def settle(model: Any, task: Task, note: Callable[[str], None], part: LoadedPart
         found = left
     if not found and (task.method.dropout > 0 or inspection.draws(model) is not True):
         return
-    what = _listed(found) or f"{type(model).__name__} draws random numbers of its own in training"
+    what = _listed(found) or f"{type(model).__name__} draws its own random numbers in training"
     if part.is_stage:
         hint = f"{_OFF}; or another strategy" if task.method.model_dropout else 'set [parallel] strategy = "ddp" or "zero3"'
         raise WorkerError(
-            f"the stages of a pipeline would draw other numbers than one process: {what}", where=_WHERE, hint=hint, needs_launch=True
+            f"the stages of a pipeline would draw different numbers from one process: {what}", where=_WHERE, hint=hint, needs_launch=True
         )
     if task.world_size > 1 and any("layerdrop" in source.place or "drop_path" in source.place for source in found):
-        raise WorkerError(f"ranks that leave out other layers cannot train together: {what}", where=_WHERE, hint=_OFF, needs_launch=True)
-    note(f"law: {what}: draws depend on which rows share a micro-batch")
+        raise WorkerError(
+            f"ranks that leave out different layers cannot train together: {what}", where=_WHERE, hint=_OFF, needs_launch=True
+        )
+    note(f"law: {what}: random numbers depend on the rows of a micro-batch")
 
 
 @torch.no_grad()

@@ -128,7 +128,7 @@ def use(model: Any, device: torch.device, dtype: torch.dtype) -> str | None:
     and nothing of the first row in the second, to the last bit.
     """
     if "unsloth" in sys.modules:
-        return "unsloth computes attention in its own way"
+        return "unsloth has its own attention"
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     before = base.config._attn_implementation
     reason = padding.unusual(base.config.get_text_config().to_dict())

@@ -67,7 +67,7 @@ def load(folder: Path, make: Callable[[], Any], note: Callable[[str], None]) -> 
         made = json.loads((folder / _MADE).read_text(encoding="utf-8"))
         model = make()
         if _held(model) != made["held"]:
-            raise ValueError("its digest is another than when it was made")
+            raise ValueError("its digest has changed since it was made")
         for name, module in weight_digests.quantised(model).items():
             setattr(module.weight.quant_state, weight_digests.SOURCE, made["sources"][name])
     except torch.OutOfMemoryError:
@@ -100,15 +100,15 @@ def keep(model: Any, folder: Path, task: Task, note: Callable[[str], None]) -> N
         needed_bytes, free_bytes = sum(tensor.nbytes for tensor in _tensors(model).values()), shutil.disk_usage(folder.parent).free
         if free_bytes < needed_bytes + _SPARE_BYTES:
             note(
-                f"the quantised base is not kept: it takes {size_words(needed_bytes)}, and {size_words(free_bytes)} are free in {folder.parent}"
+                f"the quantised base is not stored: it needs {size_words(needed_bytes)}, and {size_words(free_bytes)} are free in {folder.parent}"
             )
             return
         model.save_pretrained(partial)
         (partial / _MADE).write_text(json.dumps({"held": _held(model), "sources": sources}), encoding="utf-8")
         os.replace(partial, folder)
-        note(f"base: quantised, and kept for the next start in {folder} ({size_words(needed_bytes)})")
+        note(f"base: quantised, and stored for the next start in {folder} ({size_words(needed_bytes)})")
     except OSError as error:
-        note(f"the quantised base could not be kept in {folder}: {error.strerror or error}")
+        note(f"the quantised base could not be stored in {folder}: {error.strerror or error}")
     finally:
         with contextlib.suppress(OSError):
             shutil.rmtree(partial)

@@ -36,9 +36,7 @@ def read(path: str, *, dtype: torch.dtype, revision: str | None = None, **option
         weights = _weights(shapes, dtype)
         return _class_of(config).from_pretrained(None, config=config, state_dict=weights, dtype=dtype, **options)
     except MemoryError as error:
-        raise WorkerError(
-            "this machine has no memory for the weights of the model that measures its card", where=path, hint="free RAM on this node"
-        ) from error
+        raise WorkerError("this machine has no memory for the test model of its card", where=path, hint="free RAM on this node") from error
 
 
 def _weights(shapes: dict[str, torch.Size], dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -86,8 +86,8 @@ def beyond_embedding(ids: int, tokens: dict[int, str], path: str, where: str) ->
     """The error for tokens (id: text) that the embedding has no row for."""
     named = ", ".join(f"{text!r} ({number})" for number, text in list(tokens.items())[:3])
     return WorkerError(
-        f"the tokenizer makes {named}, and the model's embedding has the ids 0 to {ids - 1} alone", where=where,
-        hint=f"is the tokenizer this model's own? Copy the folder again. If tokens were added to it, widen the model into a new folder and name that one: {widen_command(path)}",
+        f"the tokenizer makes {named}, and the model's embedding has only the ids 0 to {ids - 1}", where=where,
+        hint=f"if it belongs to another model, copy the folder again; if tokens were added to it, enlarge the model into a new folder and name that one: {widen_command(path)}",
         needs_launch=True,
     )  # fmt: skip
 

@@ -46,8 +46,8 @@ def refuse_quantising(model_type: str, how: str | None) -> None:
     """Raises WorkerError where a base of this type is to be quantised (`how`: NF4 or INT8), and its class multiplies by a weight past the layer."""
     if how is not None and model_type in _BARE_PRODUCTS:
         raise WorkerError(
-            f"a model of type {model_type} computes with its weights past their layers, so that no base of it can be quantised", where="[method] in the recipe",
-            hint='edit the recipe: kind = "lora" without base holds the weights in 16 bits', needs_launch=True,
+            f"a model of type {model_type} uses its weights outside of their layers, so it cannot be quantised", where="[method] in the recipe",
+            hint='edit the recipe: kind = "lora" without base keeps the weights in 16 bits', needs_launch=True,
         )  # fmt: skip
 
 

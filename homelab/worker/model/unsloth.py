@@ -47,7 +47,7 @@ def begin(task: Task) -> None:
         raise WorkerError(
             f"Unsloth cannot be imported: {first}",
             where=f"node {task.node}, {sys.executable}",
-            hint='homelab preflight RECIPE --only python says what its environment lacks; or set [method] backend = "transformers"',
+            hint='homelab preflight RECIPE --only python shows the missing packages; or set [method] backend = "transformers"',
         ) from error
 
 
@@ -63,12 +63,12 @@ def load(task: Task, path: str, note: Callable[[str], None]) -> Any:
     is_cpu = task.device == "cpu"
     if is_cpu and train.optimizer != "adamw":
         raise WorkerError(
-            f"Unsloth on a CPU takes AdamW in the place of {train.optimizer}: that would be another training",
+            f"Unsloth on a CPU uses AdamW instead of {train.optimizer}: that would be a different training",
             where="[train] optimizer in the recipe",
             hint='set [train] optimizer = "adamw", or [method] backend = "transformers"',
             needs_launch=True,
         )
-    note(f"backend: unsloth{', on its CPU backend' if is_cpu else ''}; its loss comes in chunks, whatever [train] fused_loss says")
+    note(f"backend: unsloth{', on its CPU backend' if is_cpu else ''}; its loss is always computed in chunks, with any [train] fused_loss")
     model, _ = from_pretrained(
         FastLanguageModel,
         path,
@@ -125,7 +125,7 @@ def check_loss(model: Any) -> None:
     model.train(was_training)
     if not abs(loss - plain) <= 2e-2 * abs(plain):  # in bf16 the two round in different orders; a loss of another kind is far off
         raise WorkerError(
-            f"Unsloth's loss is {loss:.5g} for a few tokens, where cross entropy is {plain:.5g}",
+            f"Unsloth's loss is {loss:.5g} for a few tokens, but cross entropy is {plain:.5g}",
             where='[method] backend = "unsloth" in the recipe',
             hint='set [method] backend = "transformers"',
             needs_launch=True,

@@ -53,6 +53,6 @@ def check_room(folder: Path, events: int) -> None:
     if free_bytes < needed_bytes:
         raise OSError(
             errno.ENOSPC,
-            f"{os.strerror(errno.ENOSPC)}: {free_bytes / 1e6:.0f} MB are free, and {needed_bytes / 1e6:.0f} MB are wanted",
+            f"{os.strerror(errno.ENOSPC)}: {free_bytes / 1e6:.0f} MB are free, and {needed_bytes / 1e6:.0f} MB are needed",
             str(folder),
         )

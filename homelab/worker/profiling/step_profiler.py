@@ -212,7 +212,7 @@ class StepProfiler:
         shutil.rmtree(self._partial, ignore_errors=True)
         with contextlib.suppress(OSError):  # of a disk that is full
             self._recorder.note(
-                f"no profile of rank {self._task.rank}, the training goes on: {moment}: {words}. "
+                f"no profile of rank {self._task.rank}, the training continues: {moment}: {words}. "
                 f"where: node {self._task.node}, {self._folder}. fix: {_fix(self._folder, words)}"
             )
 

@@ -31,10 +31,10 @@ def claim_device(task: Task) -> None:
     if task.device == "cuda":
         if not torch.cuda.is_available():
             hint = "run `homelab preflight`; torch must be built for this card's CUDA, and the driver must be loaded"
-            raise WorkerError("the plan wants CUDA, but torch sees no GPU here", where=f"node {task.node}{_card_of(task)}", hint=hint)
+            raise WorkerError("the plan needs CUDA, but torch sees no GPU here", where=f"node {task.node}{_card_of(task)}", hint=hint)
         if task.local_rank >= torch.cuda.device_count():  # CUDA does not list any card after the first missing one
             planned = task.nodes.count(task.node)
-            problem = f"torch sees {torch.cuda.device_count()} of the {planned} cards that the plan wants here"
+            problem = f"torch sees {torch.cuda.device_count()} of the {planned} cards of the plan here"
             hint = "`nvidia-smi -L` there lists the cards; correct `gpus` of the node in cluster.toml, then `homelab recover`"
             raise WorkerError(f"{problem}: one is gone since the plan was made", where=f"node {task.node}{_card_of(task)}", hint=hint)
         torch.cuda.set_device(task.local_rank)

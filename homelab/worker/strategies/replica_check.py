@@ -43,21 +43,21 @@ def refuse_unequal(model: Any, task: Task, where: str) -> str | None:
     if odd:
         nodes, others = _nodes(task, odd), task.named(*(rank for rank in read if rank not in odd))
         raise TrainingError(
-            f"the ranks do not hold the same base model: {task.named(*odd)} {'has' if len(odd) == 1 else 'have'} another than {others}",
+            f"the ranks do not hold the same base model: that of {task.named(*odd)} differs from {others}",
             where=f"{nodes}: {task.model.name} ([model] name in the recipe)",
-            hint=f"homelab preflight RECIPE --deep --only model.files reads every file and names the one that differs, and how to fix it; where none"
-            f" does, test the memory of {nodes} (memtester); then: homelab recover {task.run_dir.name}",
+            hint=f"homelab preflight RECIPE --deep --only model.files reads every file and names the one that differs, and how to fix it; if none"
+            f" differs, test the memory of {nodes} (memtester); then: homelab recover {task.run_dir.name}",
         )
     odd = _odd(trained)
     if odd:
         raise TrainingError(
-            f"the ranks do not start from the same weights: {task.named(*odd)} has others than {task.named(*(rank for rank in trained if rank not in odd))}",
+            f"the ranks do not start from the same weights: those of {task.named(*odd)} differ from {task.named(*(rank for rank in trained if rank not in odd))}",
             where=where,
-            hint=f"homelab recover {task.run_dir.name}; where it comes back, test the memory of {_nodes(task, odd)} (memtester)",
+            hint=f"homelab recover {task.run_dir.name}; if it happens again, test the memory of {_nodes(task, odd)} (memtester)",
         )
     odd = _odd(held)
     if odd:
-        return f"{task.named(*odd)}: the same 16-bit weights became other quantised numbers than elsewhere; unlike devices round them differently"
+        return f"{task.named(*odd)}: the same 16-bit weights were quantised to other numbers than on the other ranks; different devices round differently"
     return None
 
 
@@ -137,9 +137,9 @@ class Comparison:
         names = self._task.named(*odd)
         difference = f"{names} differ from each other" if len(odd) == len(everyone) else f"those of {names} differ from the others"
         return (
-            f"the copies of the weights are not the same any more: after step {step} {difference} by {far:.0e} of their size, which is more than"
-            f" rounding makes: they train apart. homelab stop {self._task.run_dir.name}, then homelab recover {self._task.run_dir.name} makes"
-            " them equal again; where it comes back, test the memory of these nodes (memtester)"
+            f"the copies of the weights have become different: after step {step} {difference} by {far:.0e} of their size, which is more than"
+            f" rounding: they no longer train the same model. homelab stop {self._task.run_dir.name}, then homelab recover {self._task.run_dir.name} makes"
+            " them equal again; if it happens again, test the memory of these nodes (memtester)"
         )
 
 

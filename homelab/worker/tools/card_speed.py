@@ -89,9 +89,9 @@ def run(state: StateFile) -> None:
     try:
         _train(task, asked["shape"], state, clock)
     except torch.OutOfMemoryError as error:
-        hint = "end what else uses the card (nvidia-smi names it), or measure with a smaller base: --method qlora"
+        hint = "end other programs on the card (nvidia-smi shows them), or measure with a smaller base: --method qlora"
         raise WorkerError(
-            f"the card has no room for what measures it: {str(error).splitlines()[0]}", where=f"node {task.node}", hint=hint
+            f"the card has no room for the test model: {str(error).splitlines()[0]}", where=f"node {task.node}", hint=hint
         ) from error
     result = {
         "tokens_per_s": clock.tokens_per_s,

@@ -31,7 +31,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     try:
         run = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise WorkerError(f"this is no run: {error}", where=str(run_dir / "run.json"), hint="`homelab status` lists runs") from error
+        raise WorkerError(f"this is not a run: {error}", where=str(run_dir / "run.json"), hint="`homelab status` lists runs") from error
     # Before anything is loaded, so that "nothing is trained yet" is reported at once.
     trained = None if question.get("base", False) else trained_folder(run, run_dir)
     imports.prepare(run, bitsandbytes=section(Method, run["recipe"]).quantisation is not None)
@@ -67,7 +67,7 @@ def generate(model: Any, tokens: Any, tokenizer: Any, max_new_tokens: int, **opt
 def no_memory(error: BaseException, where: str) -> footprint.NoRoom:
     """What is told when the card has no room for the answer."""
     first = str(error).strip().splitlines()[0]
-    hint = "free the card (nvidia-smi names who holds it), or ask for fewer tokens (--max-new-tokens)"
+    hint = "free the card (nvidia-smi shows the programs on it), or ask for fewer tokens (--max-new-tokens)"
     return footprint.NoRoom(f"the card has not enough memory for the answer: {first}", where=where, hint=hint)
 
 

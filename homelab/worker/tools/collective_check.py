@@ -87,7 +87,7 @@ def run(backend: str, stage: StateFile) -> None:
     device = torch.device("cpu")
     if backend == "nccl":
         if not torch.cuda.is_available():
-            raise RuntimeError("the plan wants CUDA, but torch sees no GPU here")
+            raise RuntimeError("the plan needs CUDA, but torch sees no GPU here")
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
     patience = datetime.timedelta(seconds=float(os.environ.get("HOMELAB_PATIENCE_S", "180")))

@@ -55,7 +55,7 @@ class Conversation:
         count = tokens["input_ids"].shape[1]
         if count >= most:
             raise WorkerError(
-                f"the conversation has {count} tokens, and the model reads {most}",
+                f"the conversation has {count} tokens, but the model reads at most {most}",
                 where="this conversation",
                 hint="/new begins another one",
             )

@@ -60,7 +60,7 @@ def _look_into(file: dict[str, Any], settings: dict[str, Any], seq_len: int, tok
         reading = {"whole": is_whole, "rows_read": len(rows), "revision": commit}
         return reading | _of_all(rows, file, settings, seq_len, tokenizer, bad) | {"rows_bad": bad}
     if file["path"] is None:
-        return {"unread": f"only the beginning of a large file is looked at, which {Path(file['shown']).suffix} files do not allow"}
+        return {"unread": f"only the beginning of a large file is read, which {Path(file['shown']).suffix} files do not allow"}
     rows = read_rows(Path(file["path"]), bad)
     figures: dict[str, Any] = {"whole": bool(file["whole"]), "rows_read": len(rows)}
     figures |= _of_all(rows, file, settings, seq_len, tokenizer, bad)

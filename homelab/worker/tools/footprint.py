@@ -49,7 +49,7 @@ def choose(needed_bytes: int | None, cards: Sequence[RoomOnCard], ram_bytes: int
     best = max(cards, key=lambda card: card.free_bytes, default=None)
     training = f"; the run trains on it now (homelab status {run})" if best and best.is_training else ""
     if best and (needed_bytes is None or needed_bytes <= best.free_bytes):
-        return Place(best.index, f"answered beside the training: the run trains on card {best.index} now" if training else None)
+        return Place(best.index, f"answered during the training: the run trains on card {best.index} now" if training else None)
     if needed_bytes is None:
         return Place(None)
     needs = f"the model needs about {_gb(needed_bytes)} to answer"
@@ -61,7 +61,7 @@ def choose(needed_bytes: int | None, cards: Sequence[RoomOnCard], ram_bytes: int
     elif best:
         hint = "free the card (nvidia-smi names who holds it) or RAM (ps aux --sort=-rss | head), then ask again"
     else:
-        hint = "free RAM on this node (ps aux --sort=-rss | head names who holds it), then ask again"
+        hint = "free RAM on this node (ps aux --sort=-rss | head shows the programs that use it), then ask again"
     raise NoRoom(f"{needs}: {on_card}, and RAM has {_gb(ram_bytes)} free", where=model, hint=hint)
 
 

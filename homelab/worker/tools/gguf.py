@@ -38,7 +38,7 @@ def make(question: dict[str, Any]) -> dict[str, Any]:
     run = run_model.read_run(run_dir)
     weights = sum(path.stat().st_size for path in source.glob("*.safetensors"))
     if not weights:
-        raise WorkerError("there is no whole model", where=str(source), hint="homelab merge")
+        raise WorkerError("there is no complete model", where=str(source), hint="homelab merge")
     _refuse_unknown(source, is_tested=not question.get("own_converter", False))
     _check_room(weights, kind, run_dir)
     tools = Path(question["llama_cpp"]).expanduser()
@@ -92,7 +92,7 @@ def _refuse_headless(made: Path, source: Path) -> None:
             if file.tell() > _MOST_HEADER_BYTES:
                 break
     raise WorkerError(
-        "llama.cpp's converter left the model's head out: the file would be another model", where=str(source),
+        "llama.cpp's converter left out the model's head: the file would be a different model", where=str(source),
         hint="serve it with vLLM (`homelab fetch --merged`), or give another converter: homelab gguf --llama-cpp DIR",
     )  # fmt: skip
 
@@ -119,7 +119,7 @@ def _convert(tools: Path, source: Path, out: Path, kind: str, weights: int) -> N
         raise WorkerError(f"llama.cpp's converter needs the package {missing[1]}", where="this node's environment", hint="homelab setup")
     if "pre-tokenizer was not recognized" in said:
         raise WorkerError(
-            "llama.cpp's converter does not know how this tokenizer cuts text into words", where=str(source),
+            "llama.cpp's converter does not know how this tokenizer splits text", where=str(source),
             hint="git clone https://github.com/ggml-org/llama.cpp; then homelab gguf --llama-cpp llama.cpp: a newer one may know it; or serve it with vLLM: homelab fetch --merged",
         )  # fmt: skip
     unknown = re.search(r"Model (\S+) is not supported", said)
@@ -195,7 +195,7 @@ def _ends(source: Path, tokenizer: Any) -> list[str]:
 
 def _card(source: Path, name: str) -> str:
     card = (source / result_files.CARD).read_text(encoding="utf-8").rstrip()
-    return f"{card}\n\n## GGUF\n\n`{name}` was made of these weights by llama.cpp. `ollama create NAME -f Modelfile` makes a model of it.\n"
+    return f"{card}\n\n## GGUF\n\n`{name}` was made of these weights by llama.cpp. `ollama create NAME -f Modelfile` makes an Ollama model from it.\n"
 
 
 def main() -> int:

@@ -70,7 +70,7 @@ def fetch(name: str, revision: str | None, known: Sequence[str]) -> Repository:
     missing = sorted(set(index.values()) - set(sizes))
     if missing:
         raise HubError(
-            f"{name} on the hub is not whole: its index of the weights names {missing[0]}, and there is no such file",
+            f"{name} on the hub is not complete: its index of the weights names {missing[0]}, but there is no such file",
             hint=f"edit the recipe: [model] revision = an older one (https://huggingface.co/{name}/commits/main), or another model",
         )  # fmt: skip
     return Repository(str(found.sha), tuple(sorted(sizes)), folder, heads, frozenset(index) or frozenset(heads))
@@ -136,8 +136,8 @@ def _told(name: str, revision: str | None, known: Sequence[str]) -> Iterator[Non
         yield
     except errors.GatedRepoError as error:
         raise HubError(
-            f"the hub gives {name} only to those who have accepted its terms ({_first(error)})",
-            hint=f"accept the terms at {page}, make a token at https://huggingface.co/settings/tokens, then: export HF_TOKEN=... where you type (a launch takes it along)",
+            f"the hub gives {name} only to users who accepted its terms ({_first(error)})",
+            hint=f"accept the terms at {page}, make a token at https://huggingface.co/settings/tokens, then, on this machine: export HF_TOKEN=... (a launch sends it to the nodes)",
         ) from error  # fmt: skip
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         near = difflib.get_close_matches(name.lower(), {each.lower() for each in known}, n=1, cutoff=0.75)
@@ -146,18 +146,18 @@ def _told(name: str, revision: str | None, known: Sequence[str]) -> Iterator[Non
             "[model] name = org/name as on the hub",
         )
         raise HubError(
-            f"the hub knows no model {name}, or shows it to its owner alone",
-            hint=f"edit the recipe: {meant}; a folder is named by its whole path (/... or ~/...); a private model: export HF_TOKEN=... where you type",
+            f"the hub knows no model {name}, or it is private",
+            hint=f"edit the recipe: {meant}; a folder is named by its whole path (/... or ~/...); a private model needs, on this machine: export HF_TOKEN=...",
         ) from error  # fmt: skip
     except errors.RevisionNotFoundError as error:
         raise HubError(
-            f'the hub knows {name}, and no revision "{revision}" of it',
+            f'the hub knows {name}, but no revision "{revision}" of it',
             hint=f"edit the recipe: [model] revision = a branch, tag or commit of {page}/commits/main, or leave it out",
         ) from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else 0
         if status in (401, 403):
-            again = "make a new one at https://huggingface.co/settings/tokens, then: export HF_TOKEN=... where you type"
+            again = "make a new one at https://huggingface.co/settings/tokens, then, on this machine: export HF_TOKEN=..."
             raise HubError(f"the hub does not accept this token for {name} ({_first(error)})", hint=again) from error
         raise HubError(f"the hub does not answer for {name} now ({status or _first(error)})", hint=_AGAIN, level="warn") from error
     except Exception as error:
@@ -165,7 +165,7 @@ def _told(name: str, revision: str | None, known: Sequence[str]) -> Iterator[Non
             raise
         raise HubError(
             f"{name} is not in the cache of this node, and the hub cannot be reached from here ({_first(error)})",
-            hint="homelab setup --recipe RECIPE fetches it on this machine and sends it to the nodes; or give this node a way to the internet",
+            hint="homelab setup --recipe RECIPE fetches it on this machine and sends it to the nodes; or connect this node to the internet",
         ) from error  # fmt: skip
 
 

@@ -55,18 +55,18 @@ class Merge:
     def _check(self) -> None:
         if self.method.kind == "full":
             raise WorkerError(
-                "all weights were trained: the result is a whole model, and there is nothing to merge",
+                "all weights were trained: the result is a whole model, so there is nothing to merge",
                 where="[method] kind",
                 hint="homelab fetch",
             )
         if self.base not in BASES:
-            raise WorkerError(f"{self.base!r} is no base", where="--base", hint=f"--base {'|'.join(BASES)}")
+            raise WorkerError(f"{self.base!r} is not a base", where="--base", hint=f"--base {'|'.join(BASES)}")
         if self.base == "dequantised" and self.method.quantisation is None:
             raise WorkerError(
                 f"the base of {self.method.kind} is not quantised", where="--base dequantised", hint="--base original, or leave it out"
             )
         if not (self.adapter / "adapter_config.json").is_file():
-            raise WorkerError("there is no adapter", where=str(self.adapter), hint="`homelab status` shows what the run has made")
+            raise WorkerError("there is no adapter", where=str(self.adapter), hint="`homelab status` shows the results of the run")
 
     def go(self) -> dict[str, Any]:
         """{"folder", "notes", "figures"}. Raises WorkerError; then nothing is kept, and an older merge stays."""
@@ -108,7 +108,7 @@ class Merge:
         ]
         if self.is_untied:
             notes.append(
-                "head and embeddings are two tensors in the merged model (tie_word_embeddings = false): an adapter changed one without the other"
+                "head and embeddings are two tensors in the merged model (tie_word_embeddings = false): an adapter changed only one of them"
             )
         return {"folder": result_files.MERGED, "notes": notes, "figures": self.figures}
 

@@ -41,7 +41,7 @@ def refuse_another(seen: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype,
     worst = float(apart.max() if dtype == torch.float32 else apart.median())
     if not worst <= limit:  # not a number, too
         raise WorkerError(
-            f"{what} is not the model that was trained: its logits are {worst:.2g} apart, where {limit:.2g} is rounding (the largest is {largest:.3g}); nothing was kept",
+            f"{what} is not the trained model: its logits are {worst:.2g} apart, where {limit:.2g} is rounding (the largest is {largest:.3g}); nothing was kept",
             where=where, hint="serve the adapter without a merge: homelab fetch, then vllm serve BASE --enable-lora",
         )  # fmt: skip
 
@@ -50,7 +50,7 @@ def refuse_other_loss(loss: float, adapter: float, *, where: str) -> None:
     """Raises WorkerError where the loss of the merged model moved by more than rounding."""
     if not abs(loss - adapter) <= _LOSS + _LOSS_PART * abs(adapter):
         raise WorkerError(
-            f"the merged model is not the one that was trained: its loss is {loss:.4f}, that of the adapter {adapter:.4f}; nothing was kept",
+            f"the merged model is not the trained one: its loss is {loss:.4f}, that of the adapter {adapter:.4f}; nothing was kept",
             where=where, hint="serve the adapter without a merge: homelab fetch, then vllm serve BASE --enable-lora",
         )  # fmt: skip
 

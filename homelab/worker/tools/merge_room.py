@@ -46,7 +46,7 @@ def choose(sizes: Sizes, *, quantisation: str | None, free_memory: int | None, f
     if free_memory is not None and room.memory_bytes > free_memory:
         raise WorkerError(
             f"the merge needs {_gb(room.memory_bytes)} of memory, and {_gb(free_memory)} are free", where=where,
-            hint="free memory on this node (ps aux --sort=-rss | head names who holds it), or serve the adapter without a merge: vllm serve BASE --enable-lora",
+            hint="free memory on this node (ps aux --sort=-rss | head shows the programs that use it), or serve the adapter without a merge: vllm serve BASE --enable-lora",
         )  # fmt: skip
     if room.disk_bytes > free_disk:
         raise WorkerError(

@@ -125,7 +125,7 @@ def _of_model(model: Any) -> Iterator[dict[str, str]]:
         yield {
             "topic": "gradient", "level": "warn", "where": "[method] in the recipe",
             "message": f"{len(unreached)} of the weights to train get no gradient from a text: {', '.join(names[:4])[:300]}",
-            "hint": "edit the recipe: leave them out of targets; the worker trains none of them and says so",
+            "hint": "edit the recipe: leave them out of targets; the worker does not train them, and notes it",
         }  # fmt: skip
     if _counts_items(model) is False:
         yield {

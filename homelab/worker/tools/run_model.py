@@ -25,7 +25,7 @@ def read_run(run_dir: Path) -> dict[str, Any]:
     try:
         run: dict[str, Any] = json.loads((run_dir / layout.RUN_JSON).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise WorkerError(f"this is no run: {error}", where=str(run_dir / layout.RUN_JSON), hint="`homelab runs` lists runs") from error
+        raise WorkerError(f"this is not a run: {error}", where=str(run_dir / layout.RUN_JSON), hint="`homelab runs` lists runs") from error
     return run
 
 
@@ -100,6 +100,6 @@ def _unexpected(error: Exception) -> WorkerError:
     own = next((frame for frame in reversed(frames) if "/homelab/" in frame.filename), frames[-1])
     return WorkerError(
         first_words(error), where=f"{Path(own.filename).name}:{own.lineno}, on this node",
-        hint="what was trained is whole: `homelab fetch` brings it, and vllm serve BASE --enable-lora answers with an adapter. This is a fault of homelab "
+        hint="the trained weights are safe: `homelab fetch` copies them, and vllm serve BASE --enable-lora answers with an adapter. This is a fault of homelab "
         "or of a library: please report it",
     )  # fmt: skip

@@ -107,7 +107,7 @@ def _load(task: Task, question: dict[str, Any], *, is_final: bool) -> tuple[Any,
     from homelab.worker.model.pretrained import DTYPES, load_tokenizer, model_path
     from homelab.worker.strategies.pipeline import stage_model
 
-    assert task.stage is not None, "only a plan with stages is asked like this"
+    assert task.stage is not None, "this needs a plan with stages"
     path, how = model_path(task.run), task.method.quantisation
     tokens = chat.encode(task.run, load_tokenizer(task.run, path), [{"role": "user", "content": question["prompt"]}])
     is_full = task.method.kind == "full"

@@ -47,7 +47,7 @@ def training_arguments(task: Task, steps: int, strategy: dict[str, Any], note: C
 def _optimizer(task: Task, name: str, note: Callable[[str], None]) -> str:
     """transformers' name of the optimizer."""
     if task.device == "cpu" and name == "paged_adamw_8bit":
-        note("optimizer: paging needs CUDA; this run uses adamw_8bit, whose results are the same")
+        note("optimizer: paging needs CUDA; this run uses adamw_8bit, which has the same results")
         return "adamw_8bit"
     if name != "adamw":
         return name

@@ -32,7 +32,7 @@ def check_loss_is_a_sum(model: Any, device: torch.device) -> None:
         )  # fmt: skip
     if math.isfinite(none) and abs(none - one / _MANY) > 1e-5 * abs(one):
         raise WorkerError(
-            f"the loss of {name} has a part that is no sum over tokens ({none:.3g} for no token): it would depend on how rows are divided",
+            f"the loss of {name} has a part that is not a sum over tokens ({none:.3g} for no token): it would depend on how rows are divided",
             where="config.json of the model", hint="set output_router_logits = false in config.json, on every node: the loss of the router is left out", needs_launch=True,
         )  # fmt: skip
 
@@ -72,7 +72,7 @@ def check_samples_stay_apart(model: Any, device: torch.device) -> None:
         before, after = (model(input_ids=ids, position_ids=positions).logits[0, 4:] for ids in (tokens, other))
     if not torch.equal(before, after):
         raise WorkerError(
-            f"{type(model).__name__} lets packed samples see each other",
+            f"{type(model).__name__} mixes packed samples",
             where="[data] packing in the recipe",
             hint="set packing = false: this model does not read sample ends from position ids",
             needs_launch=True,

@@ -247,7 +247,7 @@ class Run:
         try:
             speed_profile.write(path, profile)
         except OSError as error:
-            self.recorder.note(f"the measured speeds could not be kept in {path}: {error.strerror}")
+            self.recorder.note(f"the measured speeds could not be saved in {path}: {error.strerror}")
 
     def _evaluate(self, trainer: ShareTrainer, step: int) -> None:
         """The mean loss per token over the held-out rows, the same number on every rank."""

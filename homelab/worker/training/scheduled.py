@@ -49,7 +49,7 @@ def next_attempt(run_dir: Path) -> int:
     first = run_dir / layout.plan_json(0)
     plan = files.read_object(first)
     if plan is None:
-        hint = "the folder has to be whole, and at the place that `homelab export --at` says: copy it again, or export again"
+        hint = "the folder must be complete, and at the path of `homelab export --at`: copy it again, or export again"
         raise WorkerError("the plan of the exported job cannot be read", where=str(first), hint=hint)
     attempt = fencing.newest_attempt(run_dir) + 1
     while True:
@@ -60,7 +60,7 @@ def next_attempt(run_dir: Path) -> int:
             attempt += 1
         except OSError as error:
             raise WorkerError(
-                f"the job's folder takes no file: {error.strerror}",
+                f"the job's folder cannot be written: {error.strerror}",
                 where=str(run_dir),
                 hint=f"make it writable for this user: ls -ld {run_dir}",
             ) from error
@@ -88,7 +88,7 @@ def _wait_for(plan: Path) -> None:
     while files.read_object(plan) is None:
         if time.monotonic() > deadline_s:
             raise WorkerError(
-                f"the plan that rank 0 has written does not appear here within {_SEEN_S:.0f} s", where=str(plan),
-                hint="every machine of the job has to see the same folder: mount it, or name another one: homelab export --at",
+                f"the plan of rank 0 did not appear here within {_SEEN_S:.0f} s", where=str(plan),
+                hint="every machine of the job needs the same folder: mount it, or name another one: homelab export --at",
             )  # fmt: skip
         time.sleep(0.1)

@@ -39,7 +39,7 @@ def path_of(task: Task) -> Path:
 class Measurements:
     """What this node has measured in `steps` steps. `row_tokens` are the lengths of all rows of the data, `loss_part` the part of their tokens with a loss.
     `sync_s`: of each step, the wire;
-    `wait_s`: what it took beyond that and the seconds of the rank that ends last by its speed, because no rank is always as fast; NaN where that is not known.
+    `wait_s`: what it took beyond that and the seconds of the rank that ends last by its speed, because the speed of a rank varies; NaN where that is not known.
 
     `beside_torch_bytes` was measured on the card of the node's first rank (`card_memory`), and holds for its other cards of the same kind.
     """

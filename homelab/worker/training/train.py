@@ -36,7 +36,7 @@ def main() -> int:
     try:
         recorder.heartbeat(phases.STARTING)
         if dropped:
-            recorder.note(f"law: this node sets {', '.join(dropped)}, which changes what is computed: not used")
+            recorder.note(f"law: this node sets {', '.join(dropped)}, which would change the results: not used")
         eight_bit = task.train.optimizer != "adamw"
         by_unsloth = task.method.backend == "unsloth"
         imports.prepare(task.run, bitsandbytes=by_unsloth or eight_bit or task.method.quantisation is not None, unsloth=by_unsloth)

@@ -199,7 +199,7 @@ class ShareTrainer(Trainer):
             raise TrainingError(
                 f"the ranks do not train on the same global batch: {sum(counted)} tokens with loss instead of {expected_counts}",
                 where=f"step {self.item.step + 1}, rank {self.task.rank}",
-                hint="the nodes hold different data or tokenizers: compare the files named in run.json, then launch again",
+                hint="the nodes hold different data or tokenizers: compare the files in run.json, then launch again",
             )
 
     def _report(self, item: StepItem) -> Report | None:
@@ -239,7 +239,7 @@ class ShareTrainer(Trainer):
         return TrainingError(
             f"{quantity} is not a number in step {self.item.step + 1} on {places}",
             where=f"step {self.item.step + 1}, {places}{own_rows}",
-            hint="lower [train] learning_rate, add warmup_steps, or look at those rows; the last checkpoint is kept",
+            hint="lower [train] learning_rate, add warmup_steps, or check those rows; the last checkpoint is kept",
             needs_launch=True,
         )
 

@@ -28,5 +28,5 @@ def refuse_other(trainer: type, *, places_model: bool) -> None:
             raise WorkerError(
                 f"transformers {version('transformers')} has no Trainer.{name}, which {'this strategy' if places_model else 'the worker'} needs",
                 where="the node's environment, package transformers",
-                hint="homelab setup installs the version that homelab was tried with" + ('; or set [parallel] strategy = "ddp"' if places_model else ""),
+                hint="homelab setup installs the version that homelab was tested with" + ('; or set [parallel] strategy = "ddp"' if places_model else ""),
             )  # fmt: skip

@@ -87,7 +87,7 @@ def frozen_node(scene: Scene) -> None:
     node = scene.node()
     with scene.fault():
         scene.lab.fault(node, "freeze")
-    scene.until(lambda: scene.said("goes on after step") or time.time() > scene.fault_at + CUT_S, "recovery")
+    scene.until(lambda: scene.said("continues after step") or time.time() > scene.fault_at + CUT_S, "recovery")
     _wait_for_the_minute(scene)
     scene.lab.fault(node, "thaw")
     scene.finish()

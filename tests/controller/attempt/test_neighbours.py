@@ -71,13 +71,13 @@ def test_a_program_that_python_refuses_is_shipped_alone(desk: Path) -> None:
 
 def test_what_cannot_be_shipped_is_refused_with_what_mends_it(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (desk.parent / "above.yaml").write_text("a: 1")
-    with pytest.raises(InputError, match="does not lie beside the script") as refused:
+    with pytest.raises(InputError, match="is not in the folder of the script") as refused:
         of(desk, "../above.yaml")
     assert "key script.files" in refused.value.where and "[script] args" in refused.value.hint
-    with pytest.raises(InputError, match="this file is not there"):
+    with pytest.raises(InputError, match="this file does not exist"):
         of(desk, "nowhere.yaml")
     monkeypatch.setattr(script_imports, "MOST_FILES", 3)
-    with pytest.raises(InputError, match="7 files of 0 MB would be shipped"):
+    with pytest.raises(InputError, match="7 files of 0 MB would be sent with the script"):
         of(desk)
     monkeypatch.undo()
     (desk / "late.py").unlink()

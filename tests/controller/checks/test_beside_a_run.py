@@ -30,7 +30,7 @@ HOLDS = {
 }
 WELL: dict[str, dict[str, Any]] = {
     "trains": TRAINS, "loads": {"phase": "loading", "still_s": 300.0}, "has just begun": {}, "a program of one's own": {"has_ended": False},
-    "is recovered": {**TRAINS, "still_s": 4000.0, "owner": "its supervisor looks after it"},
+    "is recovered": {**TRAINS, "still_s": 4000.0, "owner": "its supervisor watches it"},
 }  # fmt: skip
 STALE: dict[str, dict[str, Any]] = {
     "its attempt has ended": {**TRAINS, "has_ended": True}, "stands still, alone": {**TRAINS, "still_s": 4000.0}, "loads for ever, alone": {"phase": "loading", "still_s": 4000.0},
@@ -72,7 +72,7 @@ def test_what_is_left_over_is_stopped(state: str) -> None:
 
 def test_a_preflight_is_no_failure_and_takes_another_port() -> None:
     fleet = FakeFleet.__new__(FakeFleet)
-    fleet.agent = lambda name: type("Agent", (), {"ask": staticmethod(lambda verb, request: {"port": request["low"]})})  # type: ignore[return-value]
+    fleet.agent = lambda name: type("Agent", (), {"ask": staticmethod(lambda verb, request: {"port": request.low})})  # type: ignore[return-value]
     evidence = preflight._with_free_port(fleet, beside(TRAINS))
     assert evidence.master_port == healthy.PORT + 1
     findings = found(evidence)
@@ -85,14 +85,14 @@ def test_a_preflight_is_no_failure_and_takes_another_port() -> None:
 
 def test_what_it_does_and_when_it_is_done_is_said() -> None:
     (finding,) = [finding for finding in found(beside(TRAINS)) if finding.check == "runs.alive"]
-    assert finding.message == f"run {RUN} trains here, step 120 of 800, done at {local_moment(NOW + 6800, NOW)}"
+    assert finding.message == f"run {RUN} is training here, step 120 of 800, done at {local_moment(NOW + 6800, NOW)}"
     assert re.fullmatch(r"\d\d:\d\d", local_moment(NOW + 6800, NOW)) and re.fullmatch(
         r"\w{3} \d\d \w{3} \d\d:\d\d", local_moment(NOW + 90_000, NOW)
     )
 
 
 def test_two_trainings_on_the_same_cards_are_refused_by_name() -> None:
-    with pytest.raises(HomelabError, match=f"run {RUN} trains on tower, step 120 of 800") as caught:
+    with pytest.raises(HomelabError, match=f"run {RUN} is training on tower, step 120 of 800") as caught:
         prepare._refuse_busy(found(beside(TRAINS)))
     assert f"homelab status --wait {RUN}, then the same command again" in caught.value.hint and "--skip runs.alive" in caught.value.hint
     prepare._refuse_busy([finding for finding in found(beside(TRAINS, with_cards=False)) if finding.level == "warn"])

@@ -142,9 +142,9 @@ def test_a_node_that_is_the_controller_itself_needs_no_ssh() -> None:
 
 
 def test_every_link_error_reaches_a_finding() -> None:
-    link = Link("tower", "laptop", "192.168.1.101", 41000, False, error="something else answered on this port")
+    link = Link("tower", "laptop", "192.168.1.101", 41000, False, error="another program answered on this port")
     evidence = replace(cpu(), links=(*cpu().links, link))
-    assert "something else answered" in one(evidence, "network").message
+    assert "another program answered" in one(evidence, "network").message
 
 
 def test_wires_that_are_all_slow_or_only_less_fast_are_no_finding() -> None:

@@ -97,7 +97,7 @@ def test_a_check_that_breaks_is_a_failure_and_no_traceback(judge: OfCluster, kep
     findings = registry.judge_one(Check("disk.room", "", "fail", "resources", of_cluster=judge), cpu())
     assert len(findings) == kept + 1
     assert (findings[-1].level, findings[-1].node) == ("fail", "")
-    assert findings[-1].message.startswith("this check broke")
+    assert findings[-1].message.startswith("this check itself failed")
     assert "--skip disk.room" in findings[-1].hint
 
 
@@ -119,7 +119,7 @@ def test_where_no_node_can_be_reached_this_machine_comes_first() -> None:
     nobody = replace(cpu(), facts={}, links=(), lan={}, unreachable=dict.fromkeys(NAMES, away))
     first, *others = bad(registry.judge_all(nobody))
     assert (first.check, first.node, first.level) == ("ssh.login", "", "fail")
-    assert "it may be this machine" in first.message and "ip route" in first.hint
+    assert "perhaps this machine is off the network" in first.message and "ip route" in first.hint
     assert [finding.node for finding in others] == list(NAMES)
     refused = UnreachableError("the login was refused", hint="ssh-copy-id")
     for one_is_there in (unreachable(cpu(), "laptop", away), replace(nobody, unreachable={**nobody.unreachable, "laptop": refused})):
@@ -130,6 +130,6 @@ def test_launch_says_of_a_machine_without_a_network_that_it_may_be_this_one() ->
     away = SilentError("no answer within 5 s", hint="wake it")
     nobody = replace(cpu(), facts={}, links=(), lan={}, unreachable=dict.fromkeys(NAMES, away))
     prepared = cast(Any, SimpleNamespace(findings=registry.judge_all(nobody), refused=None, evidence=nobody))
-    with pytest.raises(UnreachableError, match="it may be this machine") as caught:
+    with pytest.raises(UnreachableError, match="perhaps this machine is off the network") as caught:
         prepare.refuse_on_failure(prepared)
     assert "--skip" not in caught.value.hint

@@ -100,7 +100,7 @@ def test_two_nodes_with_one_name_or_address(tmp_path: Path) -> None:
     assert [line.split(":")[0].strip() for line in found] == [
         "line 6, nodes.#2.name", "line 7, nodes.#2.host", "line 8, nodes.#2.lan_address",
     ]  # fmt: skip
-    assert all('belongs to node "a" already' in line for line in found)
+    assert all('is already that of node "a"' in line for line in found)
     # One host behind two ports is two machines (a router that forwards).
     assert len(load(tmp_path, node("port = 22") + node("port = 23").replace('"a"', '"b"')).nodes) == 2
 

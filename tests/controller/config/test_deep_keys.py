@@ -50,7 +50,7 @@ def test_a_deep_key_is_refused_at_once(kind: str, load_file: object, tmp_path: P
     with pytest.raises(InputError, match="a key of over 32 parts") as caught:
         load_file(file)  # type: ignore[operator]
     assert (
-        caught.value.where == f"{file}, line {line}" and caught.value.hint.startswith("take that line out") and len(str(caught.value)) < 400
+        caught.value.where == f"{file}, line {line}" and caught.value.hint.startswith("remove that line") and len(str(caught.value)) < 400
     )
 
 

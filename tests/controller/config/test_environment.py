@@ -12,10 +12,10 @@ from homelab.controller.config.load import cluster_text, load_cluster, load_reci
 from tests.controller.config.test_cluster import faults, load, node
 
 REFUSED = [
-    ("RANK", "which rank it is"), ("MASTER_ADDR", "where the ranks meet"), ("PET_NNODES", "where the ranks meet"), ("LOCAL_RANK", "which rank"),
+    ("RANK", "its rank"), ("MASTER_ADDR", "the address of the head"), ("PET_NNODES", "the address of the head"), ("LOCAL_RANK", "its rank"),
     ("CUDA_VISIBLE_DEVICES", "`gpus` of the node"), ("CUDA_DEVICE_ORDER", "`gpus` of the node"), ("NCCL_SOCKET_IFNAME", "`interface`"),
-    ("GLOO_SOCKET_IFNAME", "`interface`"), ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "when a peer is gone"), ("NCCL_DEBUG_FILE", "when a peer is gone"),
-    ("HOMELAB_RUN", "homelab itself"), ("PYTHONPATH", "homelab's own code"), ("HOME", "`workdir`"), ("WANDB_API_KEY", "log in on the node"),
+    ("GLOO_SOCKET_IFNAME", "`interface`"), ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "when another rank is gone"), ("NCCL_DEBUG_FILE", "when another rank is gone"),
+    ("HOMELAB_RUN", "homelab sets it itself"), ("PYTHONPATH", "its own code on the node"), ("HOME", "`workdir`"), ("WANDB_API_KEY", "log in on the node"),
     ("PGPASSWORD", "log in on the node"), ("GITHUB_PAT", "log in on the node"),
     ("HF_TOKEN", "export HF_TOKEN"), ("A-B", "letters of the alphabet"), ("1A", "letters of the alphabet"), ("", "letters of the alphabet"),
 ]  # fmt: skip
@@ -96,4 +96,4 @@ def test_one_card_is_named_once(tmp_path: Path) -> None:
     for which in ("index = 0", 'uuid = "GPU-1A2b"'):
         entry = f'{{ model = "RTX 4090", vram_gb = 24, {which} }}'
         (line,) = faults(tmp_path, node(f"gpus = [{entry}, {entry}]"))
-        assert "two entries of `gpus` point at one card" in line
+        assert "two entries of `gpus` name the same card" in line

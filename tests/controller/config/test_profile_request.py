@@ -34,7 +34,7 @@ def test_nothing_is_asked() -> None:
 @pytest.mark.parametrize(
     ("steps", "ranks", "words", "hint"),
     [
-        ("", "0", "no steps are named", "--profile 3 --profile-ranks 0"),
+        ("", "0", "the steps to profile are missing", "--profile 3 --profile-ranks 0"),
         ("soon", "", "names no steps", "--profile 8-10"),
         ("-3", "", "names no steps", "--profile 8-10"),
         ("0", "", "counted from 1", "--profile 3"),

@@ -36,7 +36,7 @@ def test_a_command_is_a_program(line: str, program: Program) -> None:
     [
         ("", "there is no command"), ("bash train.sh", "cannot start 'bash'"), ("python -c pass", "python is given -c"), ("python", "is given nothing"),
         ("torchrun --nnodes 2 train.py", "torchrun is given --nnodes"), ("accelerate launch --mixed_precision bf16 train.py", "accelerate is given --mixed_precision"),
-        ("python ../train.py", "does not lie below this folder"), ("python /home/me/train.py", "does not lie below this folder"), ("trl env", "cannot start 'trl'"),
+        ("python ../train.py", "is not below this folder"), ("python /home/me/train.py", "is not below this folder"), ("trl env", "cannot start 'trl'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_started_is_told(line: str, words: str) -> None:

@@ -113,8 +113,8 @@ def test_shares_that_cannot_be(tmp_path: Path, shares: str) -> None:
             'train = "hub:a/b"\neval = "e.jsonl"\neval_config = "x"',
             "`eval_config` is for data from the hub: eval =",
         ),
-        ('train = "chats.jsonl"', 'train = "hub:a/b"\neval = "hub:a/b"\neval_split = "train"', "the very rows that are trained on"),
-        ('train = "chats.jsonl"', 'train = "chats.jsonl"\nformat = "chat"\ntemplate = "none"', "a chat is only text by its chat template"),
+        ('train = "chats.jsonl"', 'train = "hub:a/b"\neval = "hub:a/b"\neval_split = "train"', "the same rows as the training"),
+        ('train = "chats.jsonl"', 'train = "chats.jsonl"\nformat = "chat"\ntemplate = "none"', "a chat needs its chat template"),
         ('train = "chats.jsonl"', 'train = "chats.jsonl"\ntemplate = "no"', "line 5, data.template: got 'no'"),
         (
             'train = "chats.jsonl"',
@@ -132,11 +132,11 @@ def test_shares_that_cannot_be(tmp_path: Path, shares: str) -> None:
             'train = "chats.jsonl"\ncolumns = { prompt = "q" }\nformat = "text"',
             'the columns of format = "prompt-completion"',
         ),
-        ('train = "chats.jsonl"', 'train = "chats.jsonl"\ncolumns = { text = "a" }\ntext_column = "b"', "two columns of text"),
+        ('train = "chats.jsonl"', 'train = "chats.jsonl"\ncolumns = { text = "a" }\ntext_column = "b"', "different columns of text"),
         (
             'train = "chats.jsonl"',
             'train = "chats.jsonl"\ncolumns = { messages = "m" }\ntemplate = "none"',
-            "a chat is only text by its chat template",
+            "a chat needs its chat template",
         ),
         ('name = "/models/tiny"', 'name = "./tiny"', "a hub id like org/name"),
         ('kind = "lora"', 'kind = "lora"\nalpha = inf', "finite"),
@@ -144,7 +144,7 @@ def test_shares_that_cannot_be(tmp_path: Path, shares: str) -> None:
         ('kind = "lora"', 'kind = "lora"\nbase = "8bits"', "line 7, method.base: got '8bits'"),
         ('kind = "lora"', 'kind = "qlora"\nbase = "8bit"', '"qlora" holds its base in 4 bits; set `kind` = "lora"'),
         ('kind = "lora"', 'kind = "full"\nbase = "8bit"', '"full" trains its weights in 32 bits; set `kind` = "lora"'),
-        ('kind = "lora"', 'kind = "lora"\nbase = "8bit"\nbackend = "unsloth"', "goes without Unsloth"),
+        ('kind = "lora"', 'kind = "lora"\nbase = "8bit"\nbackend = "unsloth"', "does not work with Unsloth"),
         ('kind = "lora"', 'kind = "lora"\ntargets = ["q_proj", "lm_head"]\nbackend = "unsloth"', "which no merge puts into the base"),
         ("steps = 10", "steps = " + "9" * 401, "line 9, train.steps: this number is too large"),
         ("[model]", "[checkpoint]\nkeep = 9000000000\n[model]", "line 2, checkpoint.keep"),
@@ -183,7 +183,7 @@ def test_what_the_planner_refuses_has_its_line(tmp_path: Path) -> None:
 
 def test_worker_or_script(tmp_path: Path) -> None:
     assert "missing [model], [data], [method], [train]" in faults(tmp_path, "")[0]
-    assert "goes without" in faults(tmp_path, GOOD + '[script]\npath = "train.py"\n')[0]
+    assert "has its own training" in faults(tmp_path, GOOD + '[script]\npath = "train.py"\n')[0]
     assert load(tmp_path, '[script]\npath = "train.py"\nargs = ["$(touch pwned)"]\n').script
 
 
@@ -214,9 +214,9 @@ def test_a_value_is_shown_as_toml_spells_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["keep_best = true", "early_stopping = 3"])
 def test_what_chooses_by_held_out_rows_needs_them(tmp_path: Path, key: str) -> None:
     text = GOOD.replace("steps = 10", f"steps = 10\n{key}")
-    assert "give [data] eval or eval_fraction" in faults(tmp_path, text)[0]
+    assert "set [data] eval or eval_fraction" in faults(tmp_path, text)[0]
     text = text.replace('train = "chats.jsonl"', 'train = "chats.jsonl"\neval_fraction = 0.1')
-    assert "give [tracking] eval_every_steps" in faults(tmp_path, text)[0]
+    assert "set [tracking] eval_every_steps" in faults(tmp_path, text)[0]
     assert load(tmp_path, text + "[tracking]\neval_every_steps = 5\n").train
 
 

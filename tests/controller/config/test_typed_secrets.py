@@ -38,7 +38,7 @@ HARMLESS = [
 @pytest.mark.parametrize(("words", "hidden"), SECRET, ids=range(len(SECRET)))
 def test_a_secret_in_a_command_is_refused(words: list[str], hidden: str) -> None:
     for line in (["python", "train.py", *words], ["trl", "sft", "--lr", "1", *words], [*words, "python", "train.py"]):
-        with pytest.raises(InputError, match="holds a secret") as caught:
+        with pytest.raises(InputError, match="contains a secret") as caught:
             parsed(line)
         assert hidden not in str(caught.value) and "export HF_TOKEN" in caught.value.hint and caught.value.where
 
@@ -47,7 +47,7 @@ def test_a_secret_in_a_command_is_refused(words: list[str], hidden: str) -> None
 def test_and_in_a_recipe(tmp_path: Path, words: list[str], hidden: str) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(f'[script]\npath = "train.py"\nargs = {json.dumps(words)}\n')
-    with pytest.raises(InputError, match="a secret does not belong into a file") as caught:
+    with pytest.raises(InputError, match="a secret must not be in a file") as caught:
         load_recipe(recipe)
     assert hidden not in str(caught.value) and "line 3" in str(caught.value) and "export HF_TOKEN" in str(caught.value)
 
@@ -59,7 +59,7 @@ def test_wherever_in_a_recipe_it_stands(tmp_path: Path, key: str) -> None:
     for value in ("hf_abcdefghijklmnopqrstuvwxyz", "https://me:hunter2@host/x"):
         sections = {**SECTIONS, section: {**SECTIONS.get(section, {}), name: value}}
         recipe.write_text(tomlkit.dumps(sections))
-        with pytest.raises(InputError, match=r"a secret does not belong|address with a login") as caught:
+        with pytest.raises(InputError, match=r"a secret must not be|address with a login") as caught:
             load_recipe(recipe)
         assert value not in str(caught.value) and "hunter2" not in str(caught.value)
 

@@ -83,7 +83,7 @@ def test_ctrl_c_leaves_the_run_alone_and_says_so(terminal: bool) -> None:
     again = f"homelab status --wait {sample.RUN}"
     assert watch(script.collect, screen, sleep=script.sleep, again=again) == Watched(RUNNING, "interrupted")
     said = output(screen).splitlines()[-1]
-    assert said == f"The run goes on without you watching; to look again: {again}; to end it: homelab stop {sample.RUN}"
+    assert said == f"The run continues without the dashboard; to look again: {again}; to end it: homelab stop {sample.RUN}"
 
 
 def test_ctrl_c_while_waiting() -> None:
@@ -92,13 +92,13 @@ def test_ctrl_c_while_waiting() -> None:
 
     screen = console(terminal=True)
     assert watch(Script(RUNNING).collect, screen, sleep=sleep) == Watched(RUNNING, "interrupted")
-    assert "goes on" in output(screen)
+    assert "continues" in output(screen)
 
 
 def test_ctrl_c_before_the_first_answer() -> None:
     screen = console(terminal=True)
     assert watch(Script(KeyboardInterrupt()).collect, screen) == Watched(None, "interrupted")
-    assert "The run goes on" in output(screen)
+    assert "The run continues" in output(screen)
 
 
 def test_an_error_of_the_collector_goes_through_and_gives_the_screen_back() -> None:
@@ -138,4 +138,4 @@ def test_the_key_q_is_no_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "_keys_of", lambda console: 0)
     monkeypatch.setattr(interactive, "watch", lambda watched, *_, **__: watched.keep(RUNNING))
     assert watch(Script().collect, screen) == Watched(RUNNING, "left")
-    assert "The run goes on without you watching" in output(screen)
+    assert "The run continues without the dashboard" in output(screen)

@@ -187,12 +187,12 @@ def test_what_is_only_for_programs_is_not_shown() -> None:
 def test_events_stand_as_they_were_written_when_the_clock_goes_back() -> None:
     events = [
         {"time": sample.NOW + at, "what": what}
-        for at, what in ((0, "launched"), (100, "trouble"), (-7000, "attempt 2 goes on"), (-6990, "done"))
+        for at, what in ((0, "launched"), (100, "trouble"), (-7000, "attempt 2 continues"), (-6990, "done"))
     ]
     moved = {"kind": "shares", "time": sample.NOW + 50, "rank": 0, "step": 4, "message": "rows move"}
     replies = parse_replies({"tower": reply_with([moved])})
     seen = sample.snapshot(replies=replies, expected_nodes=("tower",), events=events).events
-    assert [event.text for event in seen] == ["launched", "rows move", "trouble", "attempt 2 goes on", "done"]
+    assert [event.text for event in seen] == ["launched", "rows move", "trouble", "attempt 2 continues", "done"]
     assert seen[-1].time == sample.NOW - 6990, "what was written down is shown"
 
 

@@ -34,7 +34,7 @@ def of(why: str, **more: Any) -> Diagnosis:
 def test_what_the_connection_said_stands_in_the_title_and_what_mends_it_in_the_fix() -> None:
     diagnosis = of(OFF, ways={"mini": "wake it, then: ssh -v mini true"})
     assert (diagnosis.cause, diagnosis.title) == ("unreachable", f"mini cannot be reached: {OFF}")
-    assert diagnosis.hint == "wake it, then: ssh -v mini true; homelab recover r goes on with the nodes that answer"
+    assert diagnosis.hint == "wake it, then: ssh -v mini true; homelab recover r continues with the nodes that answer"
     assert [victim.node for victim in diagnosis.victims] == ["tower"] and diagnosis.names_a_reason
     refused = of("nothing answers on port 22: Connection refused")
     assert "power" not in refused.title and refused.hint.startswith("wake it or check its cable, then: homelab preflight; ")
@@ -42,8 +42,8 @@ def test_what_the_connection_said_stands_in_the_title_and_what_mends_it_in_the_f
 
 def test_a_renamed_node_did_not_lose_its_power() -> None:
     diagnosis = of(UNNAMED)
-    assert (diagnosis.cause, diagnosis.title) == ("not-in-cluster", "mini is not in cluster.toml any more, and cannot be asked")
-    assert "its old name" in diagnosis.hint and "go on without it: homelab recover r" in diagnosis.hint and "cable" not in diagnosis.hint
+    assert (diagnosis.cause, diagnosis.title) == ("not-in-cluster", "mini is no longer in cluster.toml, so it cannot be asked")
+    assert "its old name" in diagnosis.hint and "continue without it: homelab recover r" in diagnosis.hint and "cable" not in diagnosis.hint
     assert diagnosis.victims == () and "rank 0 on tower: RuntimeError" in diagnosis.because[-1], "that it cannot be asked made nobody fail"
     assert not diagnosis.names_a_reason, "later its own words may be read"
     assert (
@@ -56,7 +56,7 @@ def test_a_renamed_node_did_not_lose_its_power() -> None:
 def test_a_changed_host_key_is_no_cable() -> None:
     diagnosis = of(changed_key(), ways={"mini": "if you know why: ssh-keygen -R mini && homelab trust mini"})
     assert diagnosis.cause == "host-key" and diagnosis.title.startswith("mini cannot be asked: the host key CHANGED")
-    assert diagnosis.hint == "if you know why: ssh-keygen -R mini && homelab trust mini; or go on without it: homelab recover r"
+    assert diagnosis.hint == "if you know why: ssh-keygen -R mini && homelab trust mini; or continue without it: homelab recover r"
     assert diagnosis.victims == () and not diagnosis.names_a_reason and diagnosis.topic == "host-key-changed"
     assert "homelab trust mini" in of(changed_key()).hint and "cable" not in of(changed_key()).hint
 

@@ -121,7 +121,7 @@ def test_a_watcher_that_is_gone_from_a_machine_that_is_not_is_no_reboot() -> Non
         mini["run"] |= known
         diagnosis = found(node("tower", 0, traceback(CLOSED)), mini)
         assert (diagnosis.cause, diagnosis.first_node, diagnosis.retryable) == ("vanished", "mini", True)
-        assert "went down" not in diagnosis.title and "ended without a word" in diagnosis.title
+        assert "went down" not in diagnosis.title and "ended without a message" in diagnosis.title
 
 
 def test_between_the_last_signal_of_a_stop_and_its_record_nothing_has_failed() -> None:
@@ -150,7 +150,7 @@ def test_the_workers_own_account_comes_first() -> None:
 
 def test_a_base_that_differs_on_one_node_is_not_tried_again() -> None:
     """As `homelab.worker.strategies.replica_check` says it, on every rank alike."""
-    message = "the ranks do not hold the same base model: rank 1 (mini) has another than rank 0 (tower), rank 2 (laptop)"
+    message = "the ranks do not hold the same base model: that of rank 1 (mini) differs from rank 0 (tower), rank 2 (laptop)"
     own = {
         "message": message,
         "where": "mini: /models/m",
@@ -266,13 +266,13 @@ def test_what_a_hint_tells_to_run_on_a_node_works_when_it_is_pasted() -> None:
         known_hosts="/k/known hosts", nodes=(NodeOfCluster(name="mini", host="192.168.1.7", user="me", port=2222, identity_file="/k/id"),)
     )
     hint = found(killed, nodes={one.name: one for one in cluster.nodes}).hint
-    words = shlex.split(hint.partition(" tells which")[0])
+    words = shlex.split(hint.partition(" shows which")[0])
     assert words == [
         "ssh", "-o", 'UserKnownHostsFile="/k/known hosts"', "-p", "2222", "-i", "/k/id", "me@192.168.1.7",
         'journalctl -k | grep -i "killed process"',
     ]  # fmt: skip
     here = {"mini": NodeOfCluster(name="mini", host="local", python="~/env/bin/python")}
-    assert found(killed, nodes=here).hint.startswith('journalctl -k | grep -i "killed process" tells which')
+    assert found(killed, nodes=here).hint.startswith('journalctl -k | grep -i "killed process" shows which')
     old = node("mini", 1, traceback("RuntimeError: CUDA error: no kernel image is available for execution on the device"))
     hint = found(old, nodes=here).hint
     assert (
@@ -349,8 +349,8 @@ def test_a_module_that_did_not_come_along_is_told_where_it_lies() -> None:
     ]
     own, near = shipped.of_run(RUN_JSON), {"helper": "/desk/src/helper"}
     diagnosis = with_cluster(found(node("mini", 1, lines), node("tower", 0, lines), own_files=own, near=near))
-    assert diagnosis.title.startswith("the module helper.deep was not shipped with the script: it is missing on")
-    assert diagnosis.title.endswith("and lies here in /desk/src/helper")
+    assert diagnosis.title.startswith("the module helper.deep was not sent with the script: it is missing on")
+    assert diagnosis.title.endswith("and is here in /desk/src/helper")
     assert "[script] files" in diagnosis.hint and "homelab launch --cluster c.toml 'my run.toml'" in diagnosis.hint
     assert (diagnosis.cause, diagnosis.topic, diagnosis.names_a_reason) == ("not-shipped", "missing-package", True)
     assert any(line.startswith("the same on") for line in diagnosis.because)

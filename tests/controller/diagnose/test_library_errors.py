@@ -65,8 +65,8 @@ def test_a_rule_of_the_environment_names_what_mends_it(rule: Any) -> None:
 
 def test_an_exception_of_a_library_that_no_rule_knows_names_both_places() -> None:
     for own_files, hint_end in (
-        (shipped.of_run(RUN_JSON), "the call corrected: homelab launch 'my run.toml'"),
-        ((), "mended on mini: homelab recover r"),
+        (shipped.of_run(RUN_JSON), "if the call is corrected: homelab launch 'my run.toml'"),
+        ((), "if fixed on mini: homelab recover r"),
     ):
         diagnosis = found(node("mini", 1, raised("ValueError: too many values to unpack (expected 2)")), own_files=own_files)
         assert diagnosis.cause == "python-error" and "homelab logs r" in diagnosis.hint and diagnosis.hint.endswith(hint_end)
@@ -244,7 +244,7 @@ def test_the_nearest_topics_are_named() -> None:
     line = "kernel: ufw: firewall has dropped a packet of eth0 to 192.168.1.7"
     result = CliRunner().invoke(app, ["explain", line])
     assert topic_index.find(line) == () and "firewall" in [topic.id for topic in topic_index.nearest(line)]
-    assert "no rule knows the line" in str(result.exception) and "firewall" in str(result.exception)
+    assert "no rule matches the line" in str(result.exception) and "firewall" in str(result.exception)
 
 
 def test_diagnose_is_the_same_in_any_order() -> None:

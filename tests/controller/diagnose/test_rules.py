@@ -93,7 +93,7 @@ def test_titles_and_hints_name_only_what_is_known(rule: Rule) -> None:
 POINTER = re.compile(r"(?:\b(?:see|in|at|read|look at|called from)\s+)?\{(?:where|raised_at|logs|message)\}")
 AGAIN = re.compile(r"\{(?:recover|launch|status)\}")
 COMMAND_OR_EDIT = re.compile(r"\{on_node:|\{way\}|\bhomelab [a-z]|\bsudo |--\w|\w = \S")
-ACTION = re.compile(r"\b(?:accept|correct|give|install|leave|let|load|lower|name|put|remove|restart|take|use)\b")
+ACTION = re.compile(r"\b(?:accept|allow|connect|correct|give|install|leave|let|load|lower|name|put|remove|restart|take|use)\b")
 TEMPLATES = {rule.id: (rule.hint, rule.retryable) for rule in (*RULES, *ENDINGS)} | {
     name: (text, False) for name, text in vars(endings).items() if name.endswith("_HINT")
 }

@@ -40,7 +40,7 @@ ASKED = {
     "clock skew": "clock-skew", "WSL2": "nat-wsl2", "different versions": "different-versions", "/dev/shm": "shared-memory",
     "throttle": "gpu-slow", "zombie": "stale-run", "ncclRemoteError": "connection-lost",
     "supervisor": "supervisor", "recover": "supervisor", "given up": "supervisor", "max_restarts": "supervisor",
-    "rejoin": "rejoin", "left out": "rejoin", "node3 is well again": "rejoin", "freeze": "frozen-rank", "frozen": "frozen-rank", "SIGSTOP": "frozen-rank",
+    "rejoin": "rejoin", "left out": "rejoin", "node3 is healthy again": "rejoin", "freeze": "frozen-rank", "frozen": "frozen-rank", "SIGSTOP": "frozen-rank",
     "kill-worker": "dead-rank", "power-cut": "silent-node", "Xid": "gpu-lost", "publickey": "ssh-login",
 }  # fmt: skip
 
@@ -183,7 +183,7 @@ def test_nothing_that_is_asked_breaks_it(asked: str) -> None:
         ("the data file differs from the one this run was launched with", "data-differs"),
         ("this line is not JSON: Expecting value", "data-unreadable"),
         ("the data is chat, but the model's tokenizer has no chat template", "chat-template"),
-        ("the plan wants CUDA, but torch sees no GPU here", "driver-mismatch"),
+        ("the plan needs CUDA, but torch sees no GPU here", "driver-mismatch"),
         ("the loss is not a number in step 7 on rank 1", "loss-nan"),
         ("ValueError: gradients were aggregated twice", "python-error"),
         ("", "python-error"),

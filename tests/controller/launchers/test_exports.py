@@ -132,7 +132,7 @@ def test_unequal_nodes_become_machines_of_one_card_and_it_is_said(folder: Path, 
     (folder / "cluster.toml").write_text(nodes)
     content = document(folder, "dstack")
     assert content["nodes"] == 3 and content["resources"]["gpu"] == {"count": 1, "memory": "12GB.."}
-    assert "each card is a machine of its own" in capsys.readouterr().out
+    assert "ach card counts as one machine" in capsys.readouterr().out
 
 
 def test_machines_can_be_asked_for_by_number(folder: Path) -> None:
@@ -152,16 +152,16 @@ def test_a_precision_that_the_recipe_leaves_open_is_said(
 
 REFUSED = {
     "no such scheduler": ("lsf", (), RECIPE, 'no scheduler is named "lsf"'),
-    "no image": ("pytorchjob", (), RECIPE, "names the image of its containers"),
+    "no image": ("pytorchjob", (), RECIPE, "needs the image of its containers"),
     "an image for Slurm": ("slurm", IMAGE, RECIPE, "starts no container"),
-    "a volume with a blank": ("dstack", ("--volume", "a b"), RECIPE, "'a b' would be read as something else"),
-    "an option in place of a partition": ("slurm", ("--partition", "--wrap=x"), RECIPE, "would be read as something else"),
-    "a Python with a command": ("slurm", ("--python", "python;reboot"), RECIPE, "would be read as something else"),
-    "a place that is not absolute": ("dstack", ("--at", "there"), RECIPE, "is no absolute path"),
-    "a line break in the place": ("slurm", ("--at", "/a\n#SBATCH --x"), RECIPE, "is no absolute path"),
-    "a program of one's own": ("slurm", (), '[script]\npath = "train.py"\n', "starts a program of your own"),
-    "data that lie on the nodes": ("slurm", (), RECIPE.replace('"chats.jsonl"', '"/data/chats.jsonl"'), "lies on the nodes"),
-    "data that are not there": ("slurm", (), RECIPE.replace("chats", "chatz"), "this file is not there"),
+    "a volume with a blank": ("dstack", ("--volume", "a b"), RECIPE, "'a b' would be read there as something else"),
+    "an option in place of a partition": ("slurm", ("--partition", "--wrap=x"), RECIPE, "would be read there as something else"),
+    "a Python with a command": ("slurm", ("--python", "python;reboot"), RECIPE, "would be read there as something else"),
+    "a place that is not absolute": ("dstack", ("--at", "there"), RECIPE, "is not an absolute path"),
+    "a line break in the place": ("slurm", ("--at", "/a\n#SBATCH --x"), RECIPE, "is not an absolute path"),
+    "a program of one's own": ("slurm", (), '[script]\npath = "train.py"\n', "starts your own program"),
+    "data that lie on the nodes": ("slurm", (), RECIPE.replace('"chats.jsonl"', '"/data/chats.jsonl"'), "is on your nodes"),
+    "data that are not there": ("slurm", (), RECIPE.replace("chats", "chatz"), "this file does not exist"),
     "more ranks than rows": ("slurm", ("--machines", "9"), RECIPE, "9"),
 }
 

@@ -62,7 +62,7 @@ def planned(folder: Path, *options: str, recipe: str = '[script]\npath = "train.
 
 
 def test_plan_prints_its_commands(toy: Batch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert planned(tmp_path, "--launcher", toy.name) == 0
+    assert planned(tmp_path, "--commands", "--launcher", toy.name) == 0
     shown = capsys.readouterr().out
     assert shown.count("toy-run --tasks=1 '--head=$TOY_HEAD' train.py --x 1") == 2
     assert "torch.distributed.run" not in shown
@@ -77,7 +77,7 @@ def test_one_document_for_all_nodes_is_printed_in_place_of_the_commands(
     assert planned(tmp_path, "--launcher", "toy-file") == 0
     shown = capsys.readouterr().out
     assert "job.toy, which starts it on all nodes" in shown and "#TOY --nodes=2\n" in shown
-    assert shown.count("toy-run train.py --x 1") == 1 and "--tasks" not in shown and "What is executed on each node" not in shown
+    assert shown.count("toy-run train.py --x 1") == 1 and "--tasks" not in shown and "Commands on each node" not in shown
     assert "Next: homelab launch" not in shown, "that would start it in another way"
 
 
@@ -95,9 +95,9 @@ def test_a_long_line_of_a_document_is_not_broken(toy: Batch, tmp_path: Path, cap
 
 
 def test_without_the_option_it_is_torchrun_over_ssh(toy: Batch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert planned(tmp_path) == 0
+    assert planned(tmp_path, "--commands") == 0
     default = capsys.readouterr().out
-    assert planned(tmp_path, "--launcher", "torchrun-ssh") == 0
+    assert planned(tmp_path, "--commands", "--launcher", "torchrun-ssh") == 0
     assert capsys.readouterr().out == default
     assert default.count("torch.distributed.run") == 2
 

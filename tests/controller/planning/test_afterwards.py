@@ -41,7 +41,7 @@ def test_what_can_be_trained_has_a_plan_without_a_word(config: dict[str, Any]) -
 
 @pytest.mark.parametrize(("config", "targets", "word"), [
     ({"architectures": ["OPTForCausalLM"]}, "all-linear", "does not know OPTForCausalLM"),
-    ({"architectures": ["Gemma2ForCausalLM"]}, ["q_proj", "lm_head"], "no head of its own"),
+    ({"architectures": ["Gemma2ForCausalLM"]}, ["q_proj", "lm_head"], "no separate head"),
 ])  # fmt: skip
 def test_what_becomes_no_gguf_file_is_said_before_the_night(config: dict[str, Any], targets: Any, word: str) -> None:
     assert any("no GGUF file" in line and word in line for line in plan_of(config, targets=targets).warnings)

@@ -111,7 +111,7 @@ def test_more_ranks_than_samples_and_fewer_nodes_than_wanted() -> None:
     small = healthy.recipe(train={"global_batch": 2, "steps": 1, "learning_rate": 1e-3})
     with pytest.raises(InputError, match="2 samples cannot feed 3 ranks"):
         make(healthy.cpu(), small)
-    with pytest.raises(InputError, match="3 nodes are left, the recipe wants at least 4") as caught:
+    with pytest.raises(InputError, match="3 nodes are left, the recipe needs at least 4") as caught:
         make(healthy.cpu(), healthy.recipe(recovery={"min_nodes": 4}))
     assert "min_nodes" in caught.value.where
 

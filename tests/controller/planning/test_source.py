@@ -24,7 +24,7 @@ def test_the_revision_of_the_hub_is_said() -> None:
     assert set(found) == {"train data", "eval data"} and found["eval data"][0] == "hub:a/b, two, split validation"
     assert "the newest revision at the launch" in found["train data"][1]
     looked = said(data, seen={"train": DataFile(hub=HubData("a/b", "two", "train", COMMIT))})
-    assert f"revision {COMMIT}, the newest when it was looked at" in looked["train data"][1]
+    assert f"revision {COMMIT}, the newest at that time" in looked["train data"][1]
     assert "revision v1, the recipe says so" in said({**data, "revision": "v1"})["train data"][1]
 
 

@@ -31,15 +31,15 @@ def test_what_the_recipe_says_is_what_trains() -> None:
 @pytest.mark.parametrize(
     ("seen", "method", "words"),
     [
-        (healthy.cpu(), {}, "for one CUDA card: its kernels are for cards"),
-        (healthy.gpu(), {}, "for one CUDA card alone, here are 3"),
+        (healthy.cpu(), {}, "with one CUDA card: its kernels are for cards"),
+        (healthy.gpu(), {}, "with one CUDA card only, and here are 3"),
         (healthy.gpu(names=ONE), {"dropout": 0.1}, "without dropout: 0.1 turns its fused kernels off"),
         (healthy.gpu(names=ONE), {}, "there is none at ~/.homelab/unsloth/bin/python"),
     ],
 )
 def test_auto_is_transformers_and_says_when_it_would_not_be(seen: Evidence, method: dict[str, Any], words: str) -> None:
     value, because = said(seen, **method)
-    assert value == "transformers" and because.startswith("auto; Unsloth would be taken for") and words in because
+    assert value == "transformers" and because.startswith("auto; Unsloth would be used with") and words in because
 
 
 def test_auto_on_one_card_names_the_environment_that_is_there() -> None:
@@ -50,7 +50,7 @@ def test_auto_on_one_card_names_the_environment_that_is_there() -> None:
 
 def test_offline_nobody_has_looked_for_it() -> None:
     made = make(healthy.gpu(names=ONE), healthy.recipe(method={"kind": "lora"}), offline=True)
-    assert "nobody has looked for it at" in why(made, "trainer")[1]
+    assert "it was not looked for at" in why(made, "trainer")[1]
 
 
 def test_its_loss_comes_in_chunks() -> None:

@@ -48,7 +48,7 @@ def test_the_first_edit_makes_it_fit(kind: str, micro_batch: int) -> None:
     assert (found.exit_code, found.command) == (1, "plan --fit")
     edit = re.match(r"edit the recipe: \[parallel\] micro_batch = (\d+) \(was", found.edit)
     assert edit is not None and 'or "auto"' in found.edit, found.edit
-    assert plan.time is not None and any('leave micro_batch to "auto"' in line for line in plan.time.verdict)
+    assert plan.time is not None and any('set micro_batch = "auto"' in line for line in plan.time.verdict)
     for value in (int(edit[1]), "auto"):
         edited = healthy.recipe(
             **recipe.model_dump(exclude_none=True, exclude={"parallel"}), parallel={"micro_batch": value, "strategy": "ddp"}
@@ -87,7 +87,7 @@ def test_a_slip_is_told_what_was_meant(name: str, others: list[str], meant: str)
 
 @pytest.mark.parametrize(
     ("message", "code"),
-    [("this is not a file", 1), ("this file is empty", 1), ("this file cannot be read", 1), ("this file is not there", 0)],
+    [("this is not a file", 1), ("this file is empty", 1), ("this file cannot be read", 1), ("this file does not exist", 0)],
 )
 def test_data_that_cannot_be_read_comes_first(message: str, code: int) -> None:
     found = verdict.of(

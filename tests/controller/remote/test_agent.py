@@ -213,7 +213,7 @@ printf '%s\\n' {shlex.quote(answer)}
 def test_a_node_that_answers_garbage(cluster: Cluster, remote_lab: Lab, answer: str) -> None:
     error = error_of(cluster, python=python_at(home(remote_lab, "node1"), answering(answer)))
     assert "\x1b" not in str(error)
-    assert "gave no answer" in error.message or "does not say" in error.message
+    assert "gave no answer" in error.message or "never sends" in error.message
 
 
 @pytest.mark.parametrize("name", ["../../x", "/etc/x", "a/b", "..", "", "a\n", "a b", "$(touch pwned)", "x" * 300, 5, None])
@@ -221,7 +221,7 @@ def test_a_run_name_from_a_hostile_node_is_refused(cluster: Cluster, remote_lab:
     answer = json.dumps({"runs": [{"name": name, "created_at": 1.0, "attempt": 1, "alive": True, "exit": None, "final": False}]})
     with (
         agent_of(cluster, python=python_at(home(remote_lab, "node1"), answering(answer))) as agent,
-        pytest.raises(HomelabError, match="does not say") as caught,
+        pytest.raises(HomelabError, match="never sends") as caught,
     ):
         agent.ask("runs")
     assert "runs.0.name" in caught.value.message
@@ -236,7 +236,7 @@ def test_a_plan_under_a_number_that_is_none(cluster: Cluster, remote_lab: Lab, p
     answer = json.dumps({"run_json": {}, "plans": plans})
     with (
         agent_of(cluster, python=python_at(home(remote_lab, "node1"), answering(answer))) as agent,
-        pytest.raises(HomelabError, match="does not say"),
+        pytest.raises(HomelabError, match="never sends"),
     ):
         agent.ask("describe", {"run": "x"})
 
@@ -251,5 +251,5 @@ def test_the_words_of_a_refusal_are_made_harmless(cluster: Cluster, remote_lab: 
 
 
 def test_a_stream_that_never_begins(cluster: Cluster) -> None:
-    with agent_of(cluster, workdir="/nowhere") as agent, pytest.raises(HomelabError, match="did not begin"):
+    with agent_of(cluster, workdir="/nowhere") as agent, pytest.raises(HomelabError, match="did not start"):
         agent.open("meet", MeetRequest(address="127.0.0.1"))

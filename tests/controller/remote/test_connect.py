@@ -43,7 +43,7 @@ def test_a_node_without_power_is_off_and_needs_no_ssh(monkeypatch: pytest.Monkey
 
 def test_a_machine_without_a_network_is_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     said = refused(monkeypatch, OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH)))
-    assert isinstance(said, SilentError) and "this machine has no way to 192.0.2.1: Network is unreachable" in said.message
+    assert isinstance(said, SilentError) and "this machine has no route to 192.0.2.1: Network is unreachable" in said.message
     assert "ip route get 192.0.2.1" in said.hint and "systemctl" not in said.hint
 
 
@@ -51,7 +51,7 @@ def test_a_name_that_could_not_be_asked_for_is_no_wrong_name(monkeypatch: pytest
     said = refused(monkeypatch, socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"))
     assert isinstance(said, SilentError) and "could not be looked up from this machine" in said.message
     said = refused(monkeypatch, socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
-    assert not isinstance(said, SilentError) and "no machine is known by the name" in said.message
+    assert not isinstance(said, SilentError) and "there is no machine with the name" in said.message
 
 
 def test_a_port_on_which_nobody_listens_is_a_machine_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_who_never_greets_is_told_as_that_and_that_it_may_be_late(monkeypatch: p
     monkeypatch.setattr(login_errors, "GREETING_LIMIT_S", 0.05)
     with ours, theirs:
         monkeypatch.setattr(socket, "create_connection", lambda *_, **__: ours)
-        with pytest.raises(UnreachableError, match="no SSH server has greeted there within 0 s") as caught:
+        with pytest.raises(UnreachableError, match="no SSH server answered there within 0 s") as caught:
             ssh_login.login(CLUSTER, NODE, ADDRESS, "node laptop")
     assert "answers late" in caught.value.message and "does it answer if you wait?" in caught.value.hint
     assert isinstance(caught.value.__cause__, paramiko.SSHException)

@@ -97,7 +97,7 @@ def test_every_pair_is_dialled_and_measured() -> None:
 def test_a_node_that_does_not_dial_is_a_finding_on_that_node(broken: Any) -> None:
     evidence = dialled(lambda name, request: broken if name == "laptop" and "dial" in request else well(name, request))
     ((node, problem),) = connectivity.reach(evidence)
-    assert node == "laptop" and "could not be tried" in problem.message and problem.hint
+    assert node == "laptop" and "could not be tested" in problem.message and problem.hint
 
 
 @pytest.mark.parametrize("order", ["address", "dial"])
@@ -106,7 +106,7 @@ def test_an_agent_that_failed_is_quoted(order: str) -> None:
     evidence = dialled(lambda name, request: failed if name == "laptop" and order in request else well(name, request))
     ((node, problem),) = connectivity.reach(evidence)
     assert node == "laptop" and "its agent failed: Too many open files" in problem.message and "\x1b" not in problem.message
-    assert "does not say" not in problem.message
+    assert "never sends" not in problem.message
 
 
 def test_an_error_of_the_system_without_a_file_names_none() -> None:

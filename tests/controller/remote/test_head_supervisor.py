@@ -54,7 +54,7 @@ def test_a_head_without_our_packages(cluster: Cluster, remote_lab: Lab) -> None:
 def test_a_head_without_a_key_to_the_others(cluster: Cluster, remote_lab: Lab) -> None:
     error = refusal(cluster)
     assert "node1 does not reach node2" in error.message and "from node node1 to node2" in error.where
-    make, add = error.hint.split("; or leave it")[0].split(" && ", 1)
+    make, add = error.hint.split("; or keep it")[0].split(" && ", 1)
     assert "ssh-keygen" in make and f"@{cluster.node('node1').host}" in make
     assert f"@{cluster.node('node2').host}" in add and "authorized_keys" in add
     assert not (Path(remote_lab.state.node("node1").workdir) / "supervised" / RUN).exists()

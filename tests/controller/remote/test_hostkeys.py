@@ -132,7 +132,7 @@ def test_a_place_that_cannot_be_written(own_hosts: Cluster, tmp_path: Path) -> N
     (tmp_path / "file").write_text("")
     cluster = own_hosts.model_copy(update={"known_hosts": str(tmp_path / "file" / "known_hosts")})
     offer = ssh_login.offered_key(cluster, cluster.node("node1"))
-    with pytest.raises(HomelabError, match="cannot be written down") as caught:
+    with pytest.raises(HomelabError, match="cannot be saved") as caught:
         hostkeys.remember(cluster, offer.host, offer.port, offer.key)
     assert "ls -ld" in caught.value.hint
 

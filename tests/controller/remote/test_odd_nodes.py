@@ -118,7 +118,7 @@ def test_start_files_that_greet_disturb_no_kind_of_question(cluster: Cluster, re
 
 # What the start file does, words of the message.
 FATAL = {
-    "ends": ("exit 3", "did not get as far as homelab's agent (exit code 3)"),
+    "ends": ("exit 3", "its shell ended before it started homelab's agent (exit code 3)"),
     "ends with success": ("echo go away; exit", "(exit code 0): go away"),
     "fails under set -e": ("set -e; cd /nowhere", "/nowhere"),
     "becomes another shell": ("exec cat /dev/null", "exit code 0"),
@@ -134,13 +134,13 @@ def test_a_start_file_that_keeps_the_agent_from_starting(
     monkeypatch.setattr(agents, "_MOST_ANSWER_BYTES", 4 << 20)
     with start_file(remote_lab, ".bashrc", text + "\n"):
         found = the_only_finding(cluster)
-    assert words in found.message and ("~/.bashrc" in found.hint or "print on start" in found.hint)
+    assert words in found.message and ("~/.bashrc" in found.hint or "prints at start" in found.hint)
 
 
 def test_a_node_that_takes_longer_than_it_may(cluster: Cluster, remote_lab: Lab) -> None:
     with start_file(remote_lab, ".bashrc", "sleep 20\n"):
         assert "no answer within 1 s" in the_only_finding(cluster, timeout_s=1.0).message
-    assert findings(cluster)["node1"] == [], "and it is well again"
+    assert findings(cluster)["node1"] == [], "and it is healthy again"
 
 
 RC_FILES = {"fish": ".config/fish/config.fish", "tcsh": ".tcshrc", "csh": ".cshrc", "bash": ".bashrc"}
@@ -202,7 +202,7 @@ HALVES = {
     "errors without end, then nothing": ("head -c 8000000 /dev/zero | tr '\\0' e >&2; exit 1", "gave no answer to 'facts'"),
     "values of other types": (
         'echo \'{"node": "node1", "system": {"cpu_count": "many"}, "python": {"packages": 5}, "gpu": {"cards": {}}}\'',
-        "does not say",
+        "never sends",
     ),
     "a mark within the answer": (f'printf \'{{"node": "{ANSWER_MARK}\\n"\'', "gave no answer to 'facts'"),
 }

@@ -152,7 +152,7 @@ def test_something_else_listens(cluster: Cluster) -> None:
 
 def test_a_name_that_nobody_knows(cluster: Cluster) -> None:
     error = refused(cluster, host="no-such-host.invalid")
-    assert 'no machine is known by the name "no-such-host.invalid"' in error.message and "cluster.toml" in error.hint
+    assert 'there is no machine with the name "no-such-host.invalid"' in error.message and "cluster.toml" in error.hint
 
 
 def test_a_key_that_the_node_does_not_know(cluster: Cluster, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_key_that_the_node_does_not_know(cluster: Cluster, tmp_path: Path) -> 
 
 def test_an_identity_file_that_is_not_there(cluster: Cluster, tmp_path: Path) -> None:
     error = refused(cluster, identity_file=str(tmp_path / "nowhere $(x)"))
-    assert "is not there" in error.message and "identity_file" in error.where
+    assert "does not exist" in error.message and "identity_file" in error.where
     assert f"'{tmp_path}/nowhere $(x)'" in error.hint
 
 
@@ -229,7 +229,7 @@ def test_a_line_without_end_is_refused(cluster: Cluster, monkeypatch: pytest.Mon
     session = SshSession(cluster, cluster.nodes[0])
     try:
         stream = session.open("exec cat /dev/zero")
-        with pytest.raises(OSError, match="where a line should be"):
+        with pytest.raises(OSError, match="instead of a line"):
             stream.readline(20)
         stream.close()
     finally:

@@ -116,7 +116,7 @@ def test_a_proxy_jump_is_read_as_openssh_reads_it(jump: str, hops: tuple[Hop, ..
 
 @pytest.mark.parametrize("jump", ["::1", "a:0", "a:99999", "a:b", "[::1", "a,,b", "@"])
 def test_a_word_that_is_no_hop(jump: str) -> None:
-    with pytest.raises(ValueError, match="is no hop"):
+    with pytest.raises(ValueError, match="is not a hop"):
         ssh_route.hops_of(jump)
 
 
@@ -162,7 +162,7 @@ ROWS = [
     ("ssh: connect to host 10.0.0.1 port 22: No route to host", "OSError", "No route"),
     ("ssh: connect to host 10.0.0.1 port 22: Operation timed out", "TimeoutError", "10.0.0.1"),
     ("sh: nc: not found\nConnection closed by UNKNOWN port 65535", "SSHException", "nc: not found"),
-    ("", "SSHException", "said nothing"),
+    ("", "SSHException", "printed nothing"),
 ]
 
 

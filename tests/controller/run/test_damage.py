@@ -93,7 +93,7 @@ def test_a_plan_with_a_node_that_none_can_be_called_is_none(tmp_path: Path, name
     paths.plan_json(1).write_text(json.dumps(PLAN))
     assert run_folder.plan_of(paths).head == "a"
     paths.plan_json(1).write_text(json.dumps(PLAN | {"head": name}))
-    with pytest.raises(HomelabError, match="no plan in it can be read"):
+    with pytest.raises(HomelabError, match="it has no readable plan"):
         run_folder.plan_of(paths)
 
 

@@ -77,8 +77,8 @@ def test_a_damaged_line_is_an_event_of_no_meaning(line: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("is_program", "step", "words"), [
-    (False, 350, "attempt 2 goes on after step 350"), (False, 0, "attempt 2 goes on after step 0"),
-    (True, 350, "attempt 2: the program was started again; it has step-350 before it"), (True, 0, "attempt 2: the program was started again; it has no checkpoint before it"),
+    (False, 350, "attempt 2 continues after step 350"), (False, 0, "attempt 2 continues after step 0"),
+    (True, 350, "attempt 2: the program was started again; it had step-350"), (True, 0, "attempt 2: the program was started again; it had no checkpoint"),
 ])  # fmt: skip
 def test_of_a_program_is_said_what_is_known(is_program: bool, step: int, words: str) -> None:
     """Whether it goes on from there is its own work."""

@@ -214,7 +214,7 @@ def test_a_newer_run_is_refused_by_every_command(desk: Desk, said: Callable[...,
 def test_a_run_from_before_the_promise_is_refused(desk: Desk, said: Callable[..., str], command: str) -> None:
     shutil.copy(FIXTURES.parent / "run_before_schema.json", desk.runs / FAILED / "run.json")
     text = said(command, FAILED)
-    assert "error: an older homelab made this run, before runs stayed readable: its run.json lacks moment and rows" in text
+    assert "error: an older homelab made this run, in a format that is no longer read: its run.json lacks moment and rows" in text
     assert "git checkout 3ac95a5c9b8d3ced77f09bedb702713bde8c0be6" in text and f"mv {desk.runs / FAILED} {desk.runs / FAILED}.old" in text
 
 

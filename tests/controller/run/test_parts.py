@@ -95,4 +95,4 @@ def test_without_a_name_the_run_that_lives_is_meant(
 ) -> None:
     told: list[str] = []
     assert run_lookup.meant(created, alive, undecided, told.append) == run
-    assert told == (["2 runs live; the newest is meant: too (not lives: to mean it, name it)"] if len(alive) > 1 else [])
+    assert told == (["2 runs are running; homelab takes the newest: too (not lives: name it to choose it)"] if len(alive) > 1 else [])

@@ -35,6 +35,6 @@ def test_a_run_that_goes_on_never_goes(state: str, named: list[str]) -> None:
 
 
 def test_one_at_which_somebody_works_never_goes() -> None:
-    for run in (PrunableRun("r", "failed", busy="its supervisor is at work here"), PrunableRun("r", "done", unasked=["laptop"])):
+    for run in (PrunableRun("r", "failed", busy="its supervisor is working here"), PrunableRun("r", "done", unasked=["laptop"])):
         going, staying = choose([run], ["r"], 0)
         assert going == [] and staying["r"]

@@ -81,10 +81,10 @@ def answer(good: tuple[int, ...] = (), bad: dict[str, str] | None = None, *, kno
 def test_no_checkpoint_says_why() -> None:
     error = preconditions.no_checkpoint("r", {"a": answer(bad={"20": "optimizer.pt is missing"}), "b": answer()}, {"c": "its disk fails"})
     assert (
-        "(c did not: its disk fails); of 1 that are there none is whole" in error.message
+        "(c did not: its disk fails); none of the 1 that are there is complete" in error.message
         and "step 20 on a: optimizer.pt is missing" in error.where
     )
-    assert error.hint.startswith("see to these nodes") and error.hint.endswith("homelab recover r --from-scratch")
+    assert error.hint.startswith("fix these nodes") and error.hint.endswith("homelab recover r --from-scratch")
     assert "no node knows this run" in preconditions.no_checkpoint("r", {"a": answer(known=False)}, {}).message
     assert "no node knows" not in preconditions.no_checkpoint("r", {"a": answer(known=False)}, {"b": "timed out"}).message
     many = preconditions.no_checkpoint("r", {"a": answer(bad={str(step): "x" for step in range(9)})}, {})
@@ -96,7 +96,7 @@ def test_too_few_nodes_says_who_is_missing_and_where_the_number_is() -> None:
     preconditions.refuse_too_few(RunPaths(Path("runs/r")), recipe, ["a", "b"], {})
     with pytest.raises(HomelabError) as caught:
         preconditions.refuse_too_few(RunPaths(Path("runs/r")), recipe, ["a"], {"b": "it does not answer"})
-    assert caught.value.message.startswith("1 node is left to go on with (a)") and "min_nodes is 2" in caught.value.message
+    assert caught.value.message.startswith("1 node is left (a)") and "min_nodes is 2" in caught.value.message
     assert "runs/r/run.json" in caught.value.where and "b: it does not answer" in caught.value.where
 
 
@@ -105,7 +105,7 @@ def test_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = RunPaths(tmp_path)
     with supervisor_record.exclusive(paths):
         assert supervisor_lock.is_held(paths)
-        with pytest.raises(InputError, match="being recovered already"), supervisor_record.exclusive(paths):
+        with pytest.raises(InputError, match="already working on this run"), supervisor_record.exclusive(paths):
             raise AssertionError
     assert not supervisor_lock.is_held(paths)
     paths.supervisor_json.write_text('{"pid": 7, "doing": "watching", "why": "attempt 1"}')
@@ -142,7 +142,7 @@ def test_what_was_skipped_is_read_as_far_as_it_is_whole(tmp_path: Path, text: st
 def test_a_lock_that_cannot_be_had(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     paths.supervisor_lock.mkdir()
-    with pytest.raises(HomelabError, match="the lock of this run cannot be had") as caught, supervisor_lock.held(paths):
+    with pytest.raises(HomelabError, match="the lock of this run cannot be taken") as caught, supervisor_lock.held(paths):
         raise AssertionError
     assert f"mv {paths.supervisor_lock}" in caught.value.hint
     paths.supervisor_lock.rmdir()
@@ -180,5 +180,5 @@ def test_a_plan_of_another_run_or_attempt_is_none(tmp_path: Path) -> None:
         paths.plan_json(number).write_text(json.dumps(value))
     assert run_folder.plan_of(paths).attempt == 1 and run_folder.attempts(paths) == [3, 2, 1]
     paths.plan_json(1).unlink()
-    with pytest.raises(HomelabError, match="no plan in it can be read"):
+    with pytest.raises(HomelabError, match="it has no readable plan"):
         run_folder.plan_of(paths)

@@ -44,7 +44,7 @@ def test_a_newer_run_names_the_version_to_install() -> None:
 def test_an_older_run_names_the_tree_that_made_it(missing: str) -> None:
     error = refusal({key: value for key, value in TODAY.items() if key != missing})
     assert str(error.message).endswith(f"its run.json lacks {missing}")
-    assert str(error.hint) == f"look at it with the tree that made it (git checkout {'ab' * 20}), or put it aside: mv runs/a runs/a.old"
+    assert str(error.hint) == f"read it with the version that made it (git checkout {'ab' * 20}), or move it away: mv runs/a runs/a.old"
 
 
 @pytest.mark.parametrize("version", ["0.5.0; rm -rf ~", "\x1b[31m1", 5, None, "9" * 50, ["0.5.0"]])

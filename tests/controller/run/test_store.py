@@ -23,11 +23,11 @@ def test_what_another_machine_wrote_down_is_added_once_and_stands_in_its_place(t
     elsewhere = [
         {"time": 1.5, "what": "launched"},
         {"time": 4.0, "what": "trouble: a rank is gone"},
-        {"time": 6.0, "what": "attempt 2 goes on"},
+        {"time": 6.0, "what": "attempt 2 continues"},
     ]
     for _ in range(3):
         event_log.gather(paths, elsewhere)
-    assert [event["what"] for event in event_log.lines(paths)] == ["launched", "trouble: a rank is gone", "attempt 2 goes on", "done"]
+    assert [event["what"] for event in event_log.lines(paths)] == ["launched", "trouble: a rank is gone", "attempt 2 continues", "done"]
     assert len(paths.events_jsonl.read_text().splitlines()) == 4
 
 
@@ -98,14 +98,14 @@ def test_a_file_of_somebody_else_where_the_runs_are_to_be_kept_is_left_alone(tmp
 
 def test_events_keep_the_order_of_their_writing_when_the_clock_goes_back(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
-    written = ((7200.0, "launched"), (7300.0, "trouble"), (200.0, "attempt 2 goes on"), (210.0, "done"))
+    written = ((7200.0, "launched"), (7300.0, "trouble"), (200.0, "attempt 2 continues"), (210.0, "done"))
     store.append_lines(paths.events_jsonl, [{"time": time, "what": what} for time, what in written])
-    assert [event["what"] for event in event_log.lines(paths)] == ["launched", "trouble", "attempt 2 goes on", "done"]
+    assert [event["what"] for event in event_log.lines(paths)] == ["launched", "trouble", "attempt 2 continues", "done"]
     event_log.gather(paths, [{"time": 205.0, "what": "of a node"}, {"time": 206.0, "what": "of a node, too"}])
     assert [event["what"] for event in event_log.lines(paths)] == [
         "launched",
         "trouble",
-        "attempt 2 goes on",
+        "attempt 2 continues",
         "of a node",
         "of a node, too",
         "done",

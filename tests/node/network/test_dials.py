@@ -133,7 +133,7 @@ def test_what_does_not_answer_is_told_from_what_answers_something_else() -> None
 
         thread = threading.Thread(target=greet)
         thread.start()
-        assert dialled(port).error == "something else answered on this port"
+        assert dialled(port).error == "another program answered on this port"
         thread.join(10)
     assert dialled(port).error == "Connection refused"
 

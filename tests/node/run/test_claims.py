@@ -217,11 +217,11 @@ def test_a_frozen_holder_of_the_lock_is_named_and_a_stop_by_hand_ends_what_runs(
     with subprocess.Popen([sys.executable, "-c", HOLDER, workdir], stdout=subprocess.PIPE, text=True) as holder:
         try:
             assert holder.stdout is not None and holder.stdout.readline() == "has it\n"
-            with pytest.raises(claims.RefusedError, match=f"process {holder.pid} has kept the lock"):
+            with pytest.raises(claims.RefusedError, match=f"process {holder.pid} has held the lock"):
                 claim(workdir, "b")
             holder.send_signal(signal.SIGSTOP)
             os.waitpid(holder.pid, os.WUNTRACED)
-            with pytest.raises(claims.RefusedError, match=f"process {holder.pid} is frozen .* keeps the lock") as caught:
+            with pytest.raises(claims.RefusedError, match=f"process {holder.pid} is frozen .* holds the lock") as caught:
                 claim(workdir, "b")
             assert (caught.value.kind, caught.value.where) == ("frozen", os.path.join(workdir, "claims", ".lock"))
             assert f"kill -CONT {holder.pid}" in caught.value.hint and f"kill -KILL {holder.pid}" in caught.value.hint

@@ -86,10 +86,10 @@ def test_it_is_said_and_written_down(tmp_path: Path) -> None:
     assert event_log.tell_secrets_removed(
         tmp_path, {"laptop": {"secrets_removed": [RUN, "2026-01-01-0001-of-another-desk"]}, "tower": {}}
     ) == [
-        f"{RUN} is over: the token that laptop had kept was removed: this run was not ended there in the usual way",
-        "2026-01-01-0001-of-another-desk is over: the token that laptop had kept was removed: this run was not ended there in the usual way",
+        f"{RUN} has finished: the token on laptop was removed: this run did not end there in the usual way",
+        "2026-01-01-0001-of-another-desk has finished: the token on laptop was removed: this run did not end there in the usual way",
     ]
     assert [line["what"] for line in event_log.lines(known)] == [
-        "the token that laptop had kept was removed: this run was not ended there in the usual way"
+        "the token on laptop was removed: this run did not end there in the usual way"
     ]
     assert [path.name for path in tmp_path.iterdir()] == [RUN], "no folder is made for a run that is not known here"

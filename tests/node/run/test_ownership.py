@@ -101,14 +101,14 @@ def test_a_claim_and_a_stop_by_hand(request_of: dict[str, Any]) -> None:
 
 def test_a_run_whose_supervisor_waits_elsewhere_is_not_removed(request_of: dict[str, Any]) -> None:
     ear_of(request_of).hear()
-    assert "its supervisor looks after it (me on laptop, process 7)" in ask_node("run-weigh", about(request_of)).runs[RUN].busy
-    with pytest.raises(Refusal, match="its supervisor looks after it"):
+    assert "its supervisor watches it (me on laptop, process 7)" in ask_node("run-weigh", about(request_of)).runs[RUN].busy
+    with pytest.raises(Refusal, match="its supervisor watches it"):
         ask_node("run-remove", about(request_of, "run"))
     assert ask_node("runs", about(request_of)).runs[0].busy
 
 
 def test_who_gives_up_does_not_end_what_another_has_started(request_of: dict[str, Any]) -> None:
-    with pytest.raises(claims.RefusedError, match="gone on elsewhere"):
+    with pytest.raises(claims.RefusedError, match="continued elsewhere"):
         ask_node("stop", about(request_of, "run", after=1))
     ask_node("stop", about(request_of, "run", after=2, grace_s=0.0))
 

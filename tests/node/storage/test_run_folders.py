@@ -47,8 +47,8 @@ def test_it_goes_whole_and_nothing_else(tmp_path: Path, request_of: dict[str, st
 def test_one_that_lives_stays(tmp_path: Path, request_of: dict[str, str]) -> None:
     environment = {"HOMELAB_RUN": RUN, "HOMELAB_NODE": "laptop", "HOMELAB_RUN_DIR": str(tmp_path / "runs" / RUN)}
     with living(**environment):
-        assert weighed(request_of)[RUN].busy == "it is alive on this node"
-        with pytest.raises(Refusal, match="it is alive on this node"):
+        assert weighed(request_of)[RUN].busy == "it is running on this node"
+        with pytest.raises(Refusal, match="it is running on this node"):
             ask_node("run-remove", request_of)
     assert (tmp_path / "runs" / RUN / "big").exists()
 

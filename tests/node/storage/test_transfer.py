@@ -128,7 +128,7 @@ def test_a_damaged_checkpoint_is_neither_sent_nor_chosen(tmp_path: Path) -> None
     (checkpoint(tmp_path, 60) / "complete.json").write_text('{"files": 5}')
     found = ask_node("checkpoints", request(tmp_path))
     assert found.good == (10,) and set(found.bad) == {"20", "30", "40", "60"}
-    assert "another content" in found.bad["30"] and "missing" in found.bad["40"]
+    assert "has changed since" in found.bad["30"] and "missing" in found.bad["40"]
     for step in (20, 30, 40, 50, 60, 70):
         with pytest.raises(ValueError, match=r"step-0000|there is no"):
             sent(tmp_path, step)
@@ -212,7 +212,7 @@ def test_a_checkpoint_with_one_wrong_byte_is_refused(tmp_path: Path) -> None:
     checkpoint(first, 20)
     archive = bytearray(sent(first, 20))
     archive[archive.index(BODY[:256]) + 100] ^= 1
-    with pytest.raises(ValueError, match="arrived damaged: weights has another content"):
+    with pytest.raises(ValueError, match="arrived damaged: weights has changed since"):
         ask_node("receive-checkpoint", request(second, step=20), io.BytesIO(bytes(archive)))
     assert ask_node("checkpoints", request(second)).good == () and not left_over(second)
 

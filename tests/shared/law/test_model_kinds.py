@@ -32,7 +32,7 @@ def test_the_lists_are_those_of_the_installed_transformers() -> None:
         ({"model_type": "modernbert", "architectures": []}, "a model of type modernbert is an encoder"),
         ({"model_type": "t5"}, "reads with an encoder"),
         ({"model_type": "anything", "is_encoder_decoder": True}, "reads with an encoder"),
-        ({"model_type": "qwen2_5_vl"}, "no causal language model that transformers can build (type qwen2_5_vl)"),
+        ({"model_type": "qwen2_5_vl"}, "not a causal language model that transformers can build (type qwen2_5_vl)"),
         ({"model_type": "gemma3"}, ""),
         ({"model_type": "llama"}, ""),
         ({"model_type": ["bert"]}, ""),

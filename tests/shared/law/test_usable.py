@@ -102,7 +102,7 @@ def test_what_becomes_a_gguf_file() -> None:
     untied, unknown = usable.gguf_refusal("Gemma2ForCausalLM", is_untied=True), usable.gguf_refusal("OPTForCausalLM")
     assert (
         untied is not None
-        and "no head of its own" in untied.reason
+        and "no separate head" in untied.reason
         and unknown is not None
         and "does not know OPTForCausalLM" in unknown.reason
     )

@@ -61,7 +61,7 @@ def test_one_that_was_removed_since_is_not_told_as_damaged(tmp_path: Path) -> No
     """Whoever types the commands of a recovered run by hand after its end finds newer ones alone."""
     for step in (1060, 1070):
         save(tmp_path, step)
-    with pytest.raises(WorkerError, match=r"not on this node any more: \[checkpoint\] keep") as caught:
+    with pytest.raises(WorkerError, match=r"no longer on this node: \[checkpoint\] keep") as caught:
         checkpoint_folder.verify(tmp_path / "step-00000250", "r1")
     assert (
         "set resume_step" in caught.value.hint and caught.value.hint.endswith("1060, 1070") and "remove the folder" not in caught.value.hint

@@ -62,7 +62,7 @@ def test_what_retention_would_keep_stays_however_full_it_is(
     disk(monkeypatch, len(stays) * SIZE + 1)
     with pytest.raises(WorkerError, match=r"checkpoint of step 40 cannot be written: No space left on device") as caught:
         disk_space.make(root, 40, SIZE, keep)
-    assert f"it takes {SIZE} bytes, 1 bytes are free" in caught.value.message
+    assert f"it needs {SIZE} bytes, 1 bytes are free" in caught.value.message
     assert caught.value.where == str(root) and "df -h" in caught.value.hint
     assert checkpoint_folder.complete_steps(root) == stays
 

@@ -161,7 +161,7 @@ def test_what_is_written_later_is_what_was_there_when_it_was_saved(forks: harnes
         told = harness.lines(run, 1, 0, "metrics.jsonl", "save")
         assert [line["step"] for line in told] == [2, 4, 6, 8] and {line["in_background"] for line in told} == {name == "late_writer"}
         notes = [line["message"] for line in harness.lines(run, 1, 0, "metrics.jsonl", "note")]
-        assert any("memory free" in note for note in notes) == (name == "no_memory")
+        assert any("free memory" in note for note in notes) == (name == "no_memory")
     waiting, background = runs.values()
     manifests = [{step: state(run, step) for step in (2, 4, 6, 8)} for run in runs.values()]
     for step in (2, 4, 6, 8):

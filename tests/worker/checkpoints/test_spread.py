@@ -165,7 +165,7 @@ def test_one_that_torch_refuses_to_load_is_said_and_not_taken_again(run: Path, f
         error = error_of(run, node, 2, rank)
         assert error["message"].startswith("optimizer.pt of the checkpoint cannot be loaded: ") and "set aside" in error["message"]
         assert error["where"] == str(checkpoints(run, node) / ".step-00000004.corrupt/optimizer.pt")
-        assert error["hint"].startswith("homelab recover run") and error["hint"].endswith("goes on from the one before, of step 2")
+        assert error["hint"].startswith("homelab recover run") and error["hint"].endswith("continues from the previous one, of step 2")
         assert checkpoint_folder.complete_steps(checkpoints(run, node)) == [2]
     codes, output = again(forks, run, 3, prepare=lambda: None)
     assert codes == [0] * 4, output

@@ -51,7 +51,7 @@ def test_it_is_named_and_set_aside_and_the_one_before_is_next(tmp_path: Path, ca
     fault = looked(at, bad)
     assert fault.message.startswith("optimizer.pt of the checkpoint cannot be loaded: ") and fault.message.endswith("; it was set aside")
     assert fault.where == str(at.checkpoints_dir / ".step-00000040.corrupt/optimizer.pt") and Path(fault.where).is_file()
-    assert fault.hint == f"homelab recover {tmp_path.name} goes on from the one before, of step 20"
+    assert fault.hint == f"homelab recover {tmp_path.name} continues from the previous one, of step 20"
     assert checkpoint_folder.complete_steps(at.checkpoints_dir) == [20] and "it was called" not in capsys.readouterr().out
 
 

@@ -41,7 +41,7 @@ def test_a_node_with_other_rows_and_data_that_changed_between_attempts(forks: ha
     codes, output = forks.run(run, 1, [6, 6], nodes=places, prepare=another_file_on_laptop)
     assert codes == [1, 1], output
     error = harness.error_of(run, 1)
-    assert error["message"] == "the ranks do not have the same train rows: rank 1 (laptop) has others than rank 0 (tower)", error
+    assert error["message"] == "the ranks do not have the same train rows: rank 1 (laptop) has different ones from rank 0 (tower)", error
     assert error["where"] == str(data) and "laptop" in error["hint"] and not harness.losses(run, 1)
     forks.train(run, 2, [12])
     kept = json.loads((run / "checkpoints" / "step-00000002" / row_agreement.LAW).read_text())["rows"]
@@ -49,7 +49,7 @@ def test_a_node_with_other_rows_and_data_that_changed_between_attempts(forks: ha
     data.write_bytes(other.read_bytes())
     codes, output = forks.run(run, 3, [12], resume_step=2)
     error = harness.error_of(run, 3)
-    assert codes == [1] and error["message"].startswith("the train rows are not those that this run began with"), output
+    assert codes == [1] and error["message"].startswith("the train rows differ from those at the beginning of this run"), output
 
 
 def said_by(rows: str, commit: str) -> dict[str, dict[str, str]]:
@@ -92,7 +92,7 @@ def test_another_revision_of_the_hub_is_named_with_its_node(monkeypatch: pytest.
     same = said_by("rows", NEW)
     assert refusal(monkeypatch, tmp_path, same, same, same) is None
     error = refusal(monkeypatch, tmp_path, same, same, said_by("other", OLD))
-    assert error is not None and error.message.endswith("rank 2 (laptop) has others than rank 0 (tower), rank 1 (mini)")
+    assert error is not None and error.message.endswith("rank 2 (laptop) has different ones from rank 0 (tower), rank 1 (mini)")
     assert error.where == f"hub:org/name, configuration two, split train: revision {OLD[:12]} on laptop, {NEW[:12]} on tower"
     assert error.hint.startswith("let laptop reach the hub")
     tokenizer = refusal(monkeypatch, tmp_path, same, said_by("other", NEW))
@@ -106,12 +106,12 @@ def test_a_data_set_that_changed_its_revision_between_attempts(monkeypatch: pyte
         "the same rows under another commit are the same"
     )
     error = refusal(monkeypatch, tmp_path, now, now, began=began)
-    assert error is not None and error.message == "this data set was changed since the run began: its train rows are other ones"
+    assert error is not None and error.message == "this data set was changed since the run began: its train rows are different"
     assert (
         error.where.endswith(f"revision {NEW[:12]} now, and {OLD[:12]} when this run began") and f'[data] revision = "{OLD}"' in error.hint
     )
     odd = refusal(monkeypatch, tmp_path, now, now, began, began=began)
-    assert odd is not None and "rank 0 (tower), rank 1 (mini) has others than rank 2 (laptop)" in odd.message, (
+    assert odd is not None and "rank 0 (tower), rank 1 (mini) has different ones from rank 2 (laptop)" in odd.message, (
         "what the run began with is right, not the most"
     )
     assert refusal(monkeypatch, tmp_path, now, now, began={"train": 5}) is None, "a checkpoint of before is taken as it is"

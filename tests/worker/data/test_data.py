@@ -128,7 +128,7 @@ def test_rows_are_cut_to_seq_len_counted_and_kept(tokenizer) -> None:
     assert any("1 of 2 rows are longer than seq_len 40" in note for note in notes)
     silent, notes = encode(tokenizer, [{"messages": CHAT}], seq_len=12)
     assert silent[0].loss_tokens == 0
-    assert any("1 rows have no token that carries loss" in note for note in notes)
+    assert any("1 rows have no trained token" in note for note in notes)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_another_file_than_the_launched_one_is_refused(tmp_path: Path) -> None:
     for _ in range(2):  # another one, and none
         with pytest.raises(WorkerError) as caught:
             readers.read({**launched, "sent": "shipped"}, node="mini", run="r-1")
-        assert "homelab recover r-1 brings it to mini again" in caught.value.hint and "copy" not in caught.value.hint
+        assert "homelab recover r-1 sends the original to mini again" in caught.value.hint and "copy" not in caught.value.hint
         path.unlink(missing_ok=True)
 
 

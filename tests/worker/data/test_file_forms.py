@@ -40,8 +40,8 @@ def test_the_fix_makes_rows_of_it(tmp_path: Path, name: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "hint"),
     [
-        ("one.json", json.dumps(ROWS[0]), "between"), ("comma.json", json.dumps(ROWS)[:-1] + ",]", "no comma behind the last"), ("words.jsonl", "hello\n", "write {"),
-        ("bare.jsonl", '[{"role": "user", "content": "a"}]\n', 'write {"messages": [...]} around each'), ("open.jsonl", '{"text": "a\n', "every line is one JSON object"),
+        ("one.json", json.dumps(ROWS[0]), "between"), ("comma.json", json.dumps(ROWS)[:-1] + ",]", "no comma after the last"), ("words.jsonl", "hello\n", "write {"),
+        ("bare.jsonl", '[{"role": "user", "content": "a"}]\n', 'write {"messages": [...]} around it'), ("open.jsonl", '{"text": "a\n', "every line must be one JSON object"),
     ],
 )  # fmt: skip
 def test_where_no_command_helps_the_edit_is_said(tmp_path: Path, name: str, text: str, hint: str) -> None:

@@ -100,7 +100,7 @@ def test_the_speakers_of_sharegpt(tokenizer: Any) -> None:
         and '"description": "weather"' in text
     )
     assert trained_text(tokenizer, made) == 'CALL get_weather {"city": "Rome"}<|end|>two<|end|>'
-    assert "as ShareGPT (conversations, from and value)" in notes[0] and not any("nobody reads" in note for note in notes)
+    assert "as ShareGPT (conversations, from and value)" in notes[0] and not any("are not used" in note for note in notes)
     with pytest.raises(WorkerError, match='the speaker "narrator" is not known') as caught:
         encode(tokenizer, [{"conversations": SHARED}, {"conversations": [{"from": "narrator", "value": "x"}]}])
     assert caught.value.where == "rows, line 2, message 1" and "human" in caught.value.hint
@@ -120,7 +120,7 @@ def test_a_call_in_openais_form(tokenizer: Any, content: Any, arguments: Any, ol
         tokenizer, [{"messages": [MESSAGES[0], call, {"role": "tool", "tool_call_id": "c1", "content": "sunny"}, MESSAGES[1]]}], seq_len=999
     )
     assert trained_text(tokenizer, made) == 'CALL get_weather {"city": "Rome"}<|end|>two<|end|>'
-    assert "None" not in whole_text(tokenizer, made) and not any("nobody reads" in note for note in notes)
+    assert "None" not in whole_text(tokenizer, made) and not any("are not used" in note for note in notes)
 
 
 TOOL_TEMPLATES = {
@@ -137,7 +137,7 @@ def test_tools_reach_the_template_in_the_shape_that_it_reads(tokenizer: Any, tem
     for row in ({"messages": MESSAGES, "tools": tools}, {"prompt": "one", "completion": "two", "tools": tools}):
         (made,), notes = encode(tokenizer, [row], seq_len=999)
         assert "get_weather" in whole_text(tokenizer, made) and "weather" in whole_text(tokenizer, made)
-        assert trained_text(tokenizer, made) == "two<|end|>" and not any("nobody reads" in note for note in notes)
+        assert trained_text(tokenizer, made) == "two<|end|>" and not any("are not used" in note for note in notes)
 
 
 CALL_TEMPLATES = {  # what the calls are written as; a template that joins text wants JSON text
@@ -159,7 +159,7 @@ def test_calls_reach_the_template_in_the_shape_that_it_reads(tokenizer: Any, kin
     }
     (made,), notes = encode(tokenizer, [{"messages": [MESSAGES[0], call, {"role": "tool", "content": "sunny"}, MESSAGES[1]]}], seq_len=999)
     text = whole_text(tokenizer, made)
-    assert "get_weather" in text and '{"city": "Rome"}' in text and "None" not in text and not any("nobody reads" in note for note in notes)
+    assert "get_weather" in text and '{"city": "Rome"}' in text and "None" not in text and not any("are not used" in note for note in notes)
 
 
 @pytest.mark.parametrize(("role", "shown", "as_role"), [("developer", "system user assistant", "system"), ("developer", "developer user assistant", "developer"),
@@ -168,7 +168,7 @@ def test_a_role_that_the_template_leaves_out_is_shown_under_its_other_name(token
     tokenizer = with_template(tokenizer, SHOWING.replace("in messages", f"in messages if m.role in '{shown}'.split()"))
     said = {"role": role, "content": "sunny"}
     (made,), notes = encode(tokenizer, [{"messages": [said, *MESSAGES] if role == "developer" else [*MESSAGES, said, MESSAGES[1]]}])
-    assert f"<|start|>{as_role}\nsunny<|end|>" in whole_text(tokenizer, made) and not any("nobody reads" in note for note in notes)
+    assert f"<|start|>{as_role}\nsunny<|end|>" in whole_text(tokenizer, made) and not any("are not used" in note for note in notes)
 
 
 def test_a_call_that_the_template_does_not_know_spoils_no_row_and_is_named(tokenizer: Any) -> None:
@@ -188,7 +188,9 @@ def test_all_that_a_template_asks_for_reaches_it(tokenizer: Any) -> None:
     (made,), notes = encode(tokenizer, [row], seq_len=999)
     text = whole_text(tokenizer, made)
     assert all(word in text for word in ("paper", "glad", "user=Ann", "(hm)two"))
-    assert [note for note in notes if "nobody reads" in note] == ['train data: nobody reads "id" (in 1 rows), "label" (in 1 rows)']
+    assert [note for note in notes if "are not used" in note] == [
+        'train data: these keys are not used: "id" (in 1 rows), "label" (in 1 rows)'
+    ]
     (made,), _ = encode(tokenizer, [{"messages": MESSAGES, "chat_template_kwargs": {"mood": "sad"}}])
     assert "sad" in whole_text(tokenizer, made)
 
@@ -197,7 +199,7 @@ def test_what_nobody_reads_is_named_with_its_count(tokenizer: Any) -> None:
     """The tests' template knows neither tools nor names, and no thoughts; and another leaves messages out."""
     row = {"messages": [MESSAGES[0], {**MESSAGES[1], "weight": 1, "thinking": "hm"}], "tools": [FUNCTION], "label": 3}
     _, notes = encode(tokenizer, [row, row, {"messages": MESSAGES}])
-    (note,) = [note for note in notes if "nobody reads" in note]
+    (note,) = [note for note in notes if "are not used" in note]
     for name in (
         '"tools" (in 2 rows)',
         '"label" (in 2 rows)',
@@ -217,7 +219,7 @@ def test_what_nobody_reads_is_named_with_its_count(tokenizer: Any) -> None:
         ({"chosen": MESSAGES, "rejected": MESSAGES}, "preferences", 'columns = { messages = "chosen" }'),
         ({"input_ids": [1, 2]}, "tokens", "text"), ({"problem": "a", "solution": "b", "answer": "c"}, "problem", "columns = { prompt ="),
         ({"first": "a", "second": "b"}, "first", 'columns = { prompt = "first", completion = "second" }'), ({"label": 3}, '"label"', "columns"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "is no text, it is 'image_url'", "leave this part out"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "is not text, it is 'image_url'", "leave this part out"),
         ({"messages": [MESSAGES[0], {"role": "assistant", "content": None}]}, "NoneType", "role"),
         ({"messages": [MESSAGES[0], {"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}]}, "no function with a name", "function"),
         ({"messages": [MESSAGES[0], {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{x"}}]}]}, "not JSON", "arguments"),

@@ -231,7 +231,7 @@ def test_layers_that_are_trained_whole_beside_adapters_are_refused(tmp_path: Pat
     from peft import LoraConfig, get_peft_model
 
     model = get_peft_model(loaded(base("llama", tmp_path / "base")), LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]))
-    with pytest.raises(WorkerError, match="lm_head would be trained whole") as refused:
+    with pytest.raises(WorkerError, match="lm_head would be trained completely") as refused:
         adapted.refuse_unmergeable(model)
     assert 'backend = "transformers"' in refused.value.hint
 

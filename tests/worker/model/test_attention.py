@@ -222,7 +222,7 @@ def test_who_could_join_rows_pads_where_another_rank_cannot() -> None:
     model, some = llama(), encoding.pack_rows(rows(), 26)
     wanted = passed(model, batches.Form(0).batch(some, packed=True))
     assert packed_attention.use(model, CPU, torch.float32) is None
-    with pytest.raises(Exception, match="see each other"):
+    with pytest.raises(Exception, match="mixes packed samples"):
         check_samples_stay_apart(model, CPU)
     packed_attention.leave(model)
     check_samples_stay_apart(model, CPU)

@@ -182,7 +182,7 @@ def test_where_the_recipe_leaves_it_open_a_loss_of_another_kind_stays() -> None:
     for asked in ("auto", True):
         task: Any = SimpleNamespace(switches=Switches(), train=SimpleNamespace(fused_loss=asked))
         if asked is True:
-            with pytest.raises(WorkerError, match="loss of its own kind"):
+            with pytest.raises(WorkerError, match="its own kind of loss"):
                 _fuse_loss(granite, task, said.append)
         else:
             _fuse_loss(granite, task, said.append)
@@ -223,7 +223,7 @@ def test_a_softcap_is_kept_and_an_unknown_loss_is_refused() -> None:
     granite = transformers.GraniteForCausalLM(
         transformers.GraniteConfig(**small, vocab_size=VOCABULARY, logits_scaling=8.0, initializer_range=0.5)
     )
-    with pytest.raises(WorkerError, match="loss of its own kind") as caught:
+    with pytest.raises(WorkerError, match="its own kind of loss") as caught:
         fused_loss.check(granite, fused_loss.install(granite, chunk=3))
     assert "fused_loss" in caught.value.where and "false" in caught.value.hint
 

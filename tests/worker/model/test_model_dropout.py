@@ -55,7 +55,7 @@ def test_what_the_recipe_keeps_is_a_law_line(tmp_path: Path, kind: str):
 
 @pytest.mark.parametrize(("kind", "keep"), [("phi", True), ("gpt2", True), ("phimoe", False)])
 def test_stages_refuse_chance(tmp_path: Path, kind: str, keep: bool):
-    with pytest.raises(WorkerError, match="other numbers than one process") as caught:
+    with pytest.raises(WorkerError, match="different numbers from one process") as caught:
         settled(kind, tmp_path, stage=True, method__model_dropout=keep)
     assert ("model_dropout" in caught.value.hint) == keep
 

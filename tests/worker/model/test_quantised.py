@@ -58,7 +58,7 @@ def logits(loaded: Any) -> torch.Tensor:
 
 def test_what_is_read_again_is_the_same_bits(node: Node) -> None:
     first = node.load()
-    assert "kept for the next start" in node.said[0] and len(node.kept) == 1
+    assert "stored for the next start" in node.said[0] and len(node.kept) == 1
     again = node.load()
     assert len(node.said) == 1 and "read from" in node.said[0]
     assert torch.equal(logits(first), logits(again)) and weight_digests.base(first) == weight_digests.base(again)
@@ -82,7 +82,7 @@ def test_a_damaged_one_is_made_anew(node: Node, damage: str) -> None:
     else:
         made.write_text("{}")
     again = node.load()
-    assert "damaged" in node.said[0] and "kept for the next start" in node.said[1]
+    assert "damaged" in node.said[0] and "stored for the next start" in node.said[1]
     assert torch.equal(logits(first), logits(again)) and weight_digests.base(first) == weight_digests.base(again)
     assert node.load() is not None and "read from" in node.said[0]
 
@@ -95,7 +95,7 @@ def test_another_source_is_another_base(node: Node) -> None:
     content[-1001] ^= 1
     file.write_bytes(content)
     first = node.load()
-    assert "kept for the next start" in node.said[0] and len(node.kept) == 1 and node.kept != before, "the old one is gone"
+    assert "stored for the next start" in node.said[0] and len(node.kept) == 1 and node.kept != before, "the old one is gone"
     node.task.plan["precision"] = "bf16"
     halved = node.load()
     assert weight_digests.base(halved) != weight_digests.base(first) and weight_digests.base(node.load()) == weight_digests.base(halved)
@@ -110,7 +110,7 @@ def test_it_is_kept_by_one_rank_and_only_where_there_is_room(node: Node, monkeyp
     node.task = replace(node.task, local_rank=0)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**9))
     node.load()
-    assert node.kept == [] and "is not kept" in node.said[0]
+    assert node.kept == [] and "is not stored" in node.said[0]
     monkeypatch.undo()
 
     def full(*_arguments: Any, **_options: Any) -> None:

@@ -72,7 +72,7 @@ TOKENIZER: Any = SimpleNamespace(convert_ids_to_tokens=lambda number: f"<extra_{
     ("rows", "seen"),
     [
         ([row(1, 2, 63)], None),
-        ([row(1, 2), row(5, 64)], "'<extra_64>' (64), and the model's embedding has the ids 0 to 63"),
+        ([row(1, 2), row(5, 64)], "'<extra_64>' (64), and the model's embedding has only the ids 0 to 63"),
         ([row(*range(1, 9))], None),
         ([row(*range(1, 10))], "a row has 9 tokens, and the model has 8 positions"),
         ([row(*range(1, 13), starts=(0, 5, 9))], None),  # packed: each sample counts from 0

@@ -105,5 +105,5 @@ def test_an_optimizer_that_it_would_replace_is_refused(tmp_path: Path, model: Pa
     run = harness.make_run(tmp_path / "run", model, data, **recipe)
     harness.make_plan(run, 1, [12])
     code, output = harness.finish(harness.start(run, 1, 1), timeout_s=PATIENCE_S)
-    assert code == 2 and "another training" in output and "Traceback" not in output
+    assert code == 2 and "a different training" in output and "Traceback" not in output
     assert harness.error_of(run, 1)["where"] == "[train] optimizer in the recipe"

@@ -186,7 +186,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
             subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-@pytest.mark.parametrize(("entry", "words"), [("careful", " MB are wanted"), ("careless", "No space left on device")])
+@pytest.mark.parametrize(("entry", "words"), [("careful", " MB are needed"), ("careless", "No space left on device")])
 def test_a_full_disk_costs_the_profile_and_not_the_training(
     entry: str, words: str, small_disk: Any, forks: harness.Forks, tmp_path: Path, model: Path, data: Path
 ) -> None:
@@ -196,7 +196,7 @@ def test_a_full_disk_costs_the_profile_and_not_the_training(
     assert codes == [0], output
     assert list(harness.losses(run, 1)) == [1, 2, 3, 4, 5, 6]
     (note,) = [note for note in notes(run) if "profile" in note]
-    assert note.startswith("no profile of rank 0, the training goes on: while ") and "No space left on device" in note and words in note
+    assert note.startswith("no profile of rank 0, the training continues: while ") and "No space left on device" in note and words in note
     assert f"node here, {run}/profiles/rank-0" in note and f"fix: make room (df -h {run})" in note
     assert list((run / "profiles").iterdir()) == [], "half a trace is removed"
 
@@ -228,7 +228,7 @@ def test_a_profiler_that_fails_costs_the_profile_and_not_the_training(
     assert codes == [0, 0] and "Traceback" not in output, output
     assert list(harness.losses(run, 1)) == [1, 2, 3, 4, 5, 6]
     (note,) = [note for note in notes(run) if "profile" in note]
-    assert "the training goes on" in note and "fix: launch again with other steps" in note, note
+    assert "the training continues" in note and "fix: launch again with other steps" in note, note
     assert list(run.glob("profiles/*")) == [] and list(run.glob("profiles/.*")) == []
 
 

@@ -22,9 +22,7 @@ PLAN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("there", "said"), [(2, ""), (1, "torch sees 1 of the 2 cards that the plan wants here"), (0, "torch sees no GPU here")]
-)
+@pytest.mark.parametrize(("there", "said"), [(2, ""), (1, "torch sees 1 of the 2 cards of the plan here"), (0, "torch sees no GPU here")])
 def test_a_card_that_is_gone_since_the_plan_was_made(monkeypatch: pytest.MonkeyPatch, there: int, said: str) -> None:
     taken: list[int] = []
     monkeypatch.setattr("torch.cuda.is_available", lambda: there > 0)

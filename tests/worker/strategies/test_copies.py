@@ -53,7 +53,7 @@ def test_a_frozen_weight_that_differs_is_the_bases(monkeypatch: pytest.MonkeyPat
     with pytest.raises(TrainingError) as caught:
         replica_check.refuse_unequal(models[2], task_of(tmp_path), "step 0")
     error = caught.value
-    assert error.message == "the ranks do not hold the same base model: rank 1 (mini) has another than rank 0 (tower), rank 2 (laptop)"
+    assert error.message == "the ranks do not hold the same base model: that of rank 1 (mini) differs from rank 0 (tower), rank 2 (laptop)"
     assert error.where.startswith("mini: /models/tiny") and f"homelab recover {tmp_path.name}" in error.hint and "preflight" in error.hint
     assert [topic_index.of_rule("worker-error", error.message)] == list(topic_index.find("model-differs"))
 
@@ -69,10 +69,10 @@ def test_codes_may_differ_between_unlike_devices_and_not_between_like_ones(monke
     for task in (unlike, task_of(tmp_path)):
         told = replica_check.refuse_unequal(mine, task, "step 0")
         assert told and "rank 2 (laptop)" in told
-    with pytest.raises(TrainingError, match=r"base model: rank 2 \(laptop\) has another"):
+    with pytest.raises(TrainingError, match=r"base model: that of rank 2 \(laptop\) differs"):
         replica_check.refuse_unequal(mine, task_of(tmp_path, "cuda", ("RTX 4070",) * 3), "step 0")
     among(monkeypatch, models[0], quantised(weights * 2))
-    with pytest.raises(TrainingError, match=r"base model: rank 1 \(mini\) has another"):
+    with pytest.raises(TrainingError, match=r"base model: that of rank 1 \(mini\) differs"):
         replica_check.refuse_unequal(models[0], unlike, "step 0")
 
 
@@ -119,6 +119,8 @@ def test_a_base_that_differs_in_one_byte_on_one_node_is_named_before_the_first_s
         else:
             assert codes == [1, 1, 1] and steps == [0, 0, 0], output
             assert (
-                output.count("the ranks do not hold the same base model: rank 1 (mini) has another than rank 0 (tower), rank 2 (laptop)")
+                output.count(
+                    "the ranks do not hold the same base model: that of rank 1 (mini) differs from rank 0 (tower), rank 2 (laptop)"
+                )
                 >= 3
             )

@@ -85,6 +85,6 @@ def test_what_runs_out_of_memory_is_told_in_three_parts(tmp_path: Path, monkeypa
 
     (tmp_path / "input.json").write_text(json.dumps(asked()))
     monkeypatch.setattr(card_speed, "_train", full)
-    with pytest.raises(WorkerError, match="no room for what measures it: CUDA out of memory") as refused:
+    with pytest.raises(WorkerError, match="no room for the test model: CUDA out of memory") as refused:
         card_speed.run(StateFile(tmp_path, 0))
     assert "--method qlora" in refused.value.hint

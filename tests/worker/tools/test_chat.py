@@ -108,7 +108,7 @@ class TestPlace:
 
     def test_the_run_that_holds_the_card_is_named(self) -> None:
         busy = RoomOnCard(0, "RTX 4070", 6 * GB, is_training=True)
-        assert self.of(4 * GB, busy).note == "answered beside the training: the run trains on card 0 now"
+        assert self.of(4 * GB, busy).note == "answered during the training: the run trains on card 0 now"
         assert "the run trains on it now" in str(self.of(7 * GB, busy).note)
         with pytest.raises(WorkerError) as refused:
             self.of(14 * GB, busy)

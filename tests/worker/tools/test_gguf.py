@@ -98,7 +98,7 @@ def test_without_a_whole_model_or_room_nothing_is_begun(trained: Path, tmp_path:
         gguf.make(question(trained, tmp_path))
     for path in (trained / "final").glob("*.safetensors"):
         path.unlink()
-    with pytest.raises(WorkerError, match="there is no whole model"):
+    with pytest.raises(WorkerError, match="there is no complete model"):
         gguf.make(question(trained, tmp_path))
 
 
@@ -120,14 +120,14 @@ def test_a_file_without_the_models_head_is_not_kept(trained: Path, tmp_path: Pat
     if is_right:
         assert gguf.make(question(trained, tools))["folder"] == "gguf-bf16"
         return
-    with pytest.raises(WorkerError, match="left the model's head out"):
+    with pytest.raises(WorkerError, match="left out the model's head"):
         gguf.make(question(trained, tools))
     assert [path.name for path in trained.iterdir() if "gguf" in path.name] == []
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("name", "message"), [("OPTForCausalLM", "does not know OPTForCausalLM"), ("Gemma2ForCausalLM", "no head of its own")]
+    ("name", "message"), [("OPTForCausalLM", "does not know OPTForCausalLM"), ("Gemma2ForCausalLM", "no separate head")]
 )
 def test_what_the_tested_converter_cannot_do_is_not_begun(trained: Path, tmp_path: Path, name: str, message: str) -> None:
     config = trained / "final/config.json"

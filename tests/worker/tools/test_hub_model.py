@@ -40,7 +40,7 @@ CASES: dict[str, tuple[str, str | None, str, str, str, str]] = {
     "a folder by a part of its path": ("models/mine", None, "hub", "fail", "knows no model models/mine", "a folder is named by its whole path"),
     "no name at all": ("a b/c", None, "hub", "fail", "knows no model a b/c", "org/name as on the hub"),
     "no such revision": ("org/good", "v9", "hub", "fail", 'no revision "v9"', "[model] revision"),
-    "a gate": ("org/gated", None, "hub", "fail", "only to those who have accepted its terms", "accept the terms at https://huggingface.co/org/gated"),
+    "a gate": ("org/gated", None, "hub", "fail", "only to users who accepted its terms", "accept the terms at https://huggingface.co/org/gated"),
     "a bad token": ("org/refused", None, "hub", "fail", "does not accept this token", "https://huggingface.co/settings/tokens"),
     "busy": ("org/busy", None, "hub", "warn", "does not answer for org/busy now (503)", "wait a minute"),
     "a part is missing": ("org/cut", None, "hub", "fail", "names model-00002-of-00002.safetensors, and there is no such file", "[model] revision"),

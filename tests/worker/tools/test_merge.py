@@ -102,7 +102,7 @@ def test_what_cannot_be_merged(trained: Path, tmp_path: Path) -> None:
         merge.Merge(trained, trained / "final", "dequantised")
     with pytest.raises(WorkerError, match="there is no adapter"):
         merge.Merge(trained, tmp_path, "auto")
-    with pytest.raises(WorkerError, match="is no base"):
+    with pytest.raises(WorkerError, match="is not a base"):
         merge.Merge(trained, trained / "final", "x")
 
 
@@ -148,7 +148,7 @@ def test_another_model_is_never_kept(trained: Path, monkeypatch: pytest.MonkeyPa
         )
     else:
         monkeypatch.setattr(adapted, "untie", lambda model: None)
-    with pytest.raises(WorkerError, match=r"not the model that was trained: its logits are .* nothing was kept") as refused:
+    with pytest.raises(WorkerError, match=r"not the trained model: its logits are .* nothing was kept") as refused:
         merge.Merge(trained, trained / "final", "auto").go()
     assert ("written files" in refused.value.message) == (fault == "the files") and "--enable-lora" in refused.value.hint
     assert [path.name for path in (trained / "merged").iterdir()] == ["of before"] and not list(trained.glob(".merged*"))
@@ -160,7 +160,7 @@ def test_another_model_is_never_kept(trained: Path, monkeypatch: pytest.MonkeyPa
 ])  # fmt: skip
 def test_rounding_is_no_other_model(seen: float, wanted: float, dtype: Any, is_same: bool) -> None:
     one, other = torch.full((4, 8), seen), torch.full((4, 8), wanted)
-    with contextlib.nullcontext() if is_same else pytest.raises(WorkerError, match="not the model that was trained"):
+    with contextlib.nullcontext() if is_same else pytest.raises(WorkerError, match="not the trained model"):
         merge_proof.refuse_another(one, other, dtype, what="it", where="/x")
 
 

@@ -98,9 +98,9 @@ def test_the_tokens_are_those_that_the_worker_counts(write: Callable[..., Path],
             "a.jsonl",
             lines([*harness.chat_rows(2), {"messages": [{"role": "user", "content": "r\ud800d"}]}]),
             "mine, line 3, message 1, key content",
-            "half a character, \\ud800,",
+            "half of a character, \\ud800,",
         ),
-        ("a.jsonl", lines([{"text": "r\udc00d"}]), "mine, line 1, key text", "half a character, \\udc00,"),
+        ("a.jsonl", lines([{"text": "r\udc00d"}]), "mine, line 1, key text", "half of a character, \\udc00,"),
         ("a.jsonl", lines([{"\ud800": "a"}]), "mine, line 1", "it has"),
         ("a.jsonl", lines([{"text": "a"}]).encode("utf-16"), "mine", "UTF-16 text, not UTF-8"),
         ("a.jsonl", gzip.compress(lines([{"text": "a"}]).encode(), mtime=0), "mine", "compressed by gzip"),
@@ -406,7 +406,7 @@ def test_the_look_reads_rows_as_the_worker_does(
     found = look(path, tokenizer, **settings)
     assert found.read_as == said and f"{len(rows)} rows as {said}, " in trained.notes[0] and not found.rows_bad
     assert found.kept_tokens == sum(len(row.tokens) for row in trained.train)
-    assert found.unused == ('"id" (in 1 rows)',) and 'train data: nobody reads "id" (in 1 rows)' in trained.notes
+    assert found.unused == ('"id" (in 1 rows)',) and 'train data: these keys are not used: "id" (in 1 rows)' in trained.notes
     assert look(path, None, **settings).read_as == said, "also without a tokenizer"
     bad = write("bad.jsonl", lines([*rows, {"title": "no such row"}]))
     with pytest.raises(WorkerError) as caught:

@@ -125,12 +125,12 @@ def works(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
         yield result.node, Problem("fail", f"the collective test failed: {result.error}", _fix(evidence, result))
 
 
-@check("collective.ended", "nothing of the collective test is left running", worst="warn", sees="collective", after="collective.speed")
+@check("collective.ended", "no process of the collective test is left", worst="warn", sees="collective", after="collective.speed")
 def leftovers(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """warn where the test could not be seen to have ended on a node."""
     for name in evidence.collective.left if evidence.collective else ():
         node = evidence.cluster.node(name)
-        message = "the collective test may still run here: it could not be asked, or its processes would not end (it ends by itself within 5 minutes)"
+        message = "the collective test may still run here: the node did not answer, or its processes did not end (they end by themselves within 5 minutes)"
         yield name, Problem("warn", message, "look: " + on_node(node, "pgrep -af 'homelab[.]worker[.]tools[.]collective_check'"))
 
 
@@ -139,11 +139,11 @@ def right(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """fail where a sum came out wrong."""
     for wrong in evidence.collective.wrong if evidence.collective else ():
         message = f"the sum of {size_name(wrong.size_bytes)} over all ranks is wrong on rank {wrong.rank}, in {wrong.count} element{'s' if wrong.count > 1 else ''}: {wrong.first}"
-        hint = "training here would go wrong without a word: test this node's memory (memtest86+), its network card and its torch"
+        hint = "a training here would be wrong without an error: test this node's memory (memtest86+), its network card and its torch"
         yield wrong.node, Problem("fail", message, hint)
 
 
-@check("collective.speed", "summing up is about as fast as the wire", worst="warn", sees="collective")
+@check("collective.speed", "an all-reduce is about as fast as the network", worst="warn", sees="collective")
 def speed(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """warn where the largest size that was done went three times slower than the slowest wire of the ring carries, or a larger one was
     left out because it would have taken too long; where a processor was the limit: nothing."""
@@ -164,7 +164,7 @@ def speed(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
         )
         message += "".join(f"; {size_name(size)} would take {seconds:.0f} s" for size, seconds in result.left_out)
         hint = Hint(
-            "does something else use the network or the cards? Once more: {}; which interface: {}", _AGAIN, homelab("plan RECIPE --why")
+            "does another program use the network or the cards? Test again: {}; which interface: {}", _AGAIN, homelab("plan RECIPE --why")
         )
         yield "", Problem("warn", message, hint)
 
@@ -192,7 +192,7 @@ def _missing_text(result: CollectiveResult, states: list[RankState]) -> str:
         waiting = f", and all others wait for {'them' if len(numbers) > 1 else 'it'} (at: {listed(others)})" if others else ""
         doing = f'{ranks} {verb} missing in the collective test: still at "{states[0].stage}" after {result.seconds:.0f} s{waiting}'
     frame = innermost(states[0].stack)
-    return f"{doing}; it stands in {frame}" if frame else doing
+    return f"{doing}; it is in {frame}" if frame else doing
 
 
 def innermost(stack: Collection[str]) -> str:
@@ -212,7 +212,7 @@ def _fix(evidence: Evidence, result: CollectiveResult) -> str:
     if states and states[0].stage in (STARTING, IMPORTING):
         return _where_to_look(evidence, result.node, states[0])
     if result.node:
-        return Hint("fix that, then once more: {}; all that is known of this node: {}", _AGAIN, homelab("doctor", result.node))
+        return Hint("fix that, then test again: {}; all facts of this node: {}", _AGAIN, homelab("doctor", result.node))
     return Hint("{}, then once more: {}", _NETWORK, _AGAIN)
 
 
@@ -220,22 +220,22 @@ def _where_to_look(evidence: Evidence, name: str, state: RankState) -> str:
     node, stage = evidence.cluster.node(name), state.stage
     if state.is_silent:
         probe = quote_words(["ping", "-c", "3", node.host]) if node.host != "local" else "uptime"
-        return Hint("is its cable in, is it awake? {}; then: {}", probe, _AGAIN)
+        return Hint("is its cable plugged in, and is it awake? {}; then: {}", probe, _AGAIN)
     if stage in (STARTING, IMPORTING):
         module = "torch.distributed.run" if stage == STARTING else "torch"
         command = f"time {path_word(node.python)} -c {quote_words([f'import {module}'])}"
-        return f"see whether and how fast it starts: {on_node(node, command)}"
+        return f"test whether it starts, and how fast: {on_node(node, command)}"
     if stage == CONNECTING:
-        return Hint("a firewall on {} or here drops port {}: {}", evidence.head, evidence.master_port, _NETWORK)
+        return Hint("a firewall on {} or on this node drops port {}: {}", evidence.head, evidence.master_port, _NETWORK)
     if evidence.collective is not None and len(evidence.collective.nodes) == 1:
         p2p = 'environment = { NCCL_P2P_DISABLE = "1" }'
         hint = "cards of one machine talk over PCIe or /dev/shm: {}; in cluster.toml, node {}: {}; then: {}"
         return Hint(hint, on_node(node, "df -h /dev/shm"), name, p2p, _AGAIN)
     if stage == JOINING:
-        return Hint("ranks connect to each other on ports of their own: a firewall on either side, or the wrong interface? {}", _NETWORK)
+        return Hint("each rank listens on its own port: is there a firewall on either side, or is the interface wrong? {}", _NETWORK)
     interface = evidence.lan.get(name, ("", ""))[1]
     probe = on_node(node, quote_words(["ip", "-s", "link", "show", "dev", interface]) if interface else "ip -s link")
-    return f"small messages pass and this one does not: a bad cable, another MTU? {probe}"
+    return f"small messages pass, and this one does not: is a cable bad, or does the MTU differ? {probe}"
 
 
 def _needs(evidence: Evidence) -> str | None:
@@ -245,7 +245,7 @@ def _needs(evidence: Evidence) -> str | None:
         return "not needed: one process"
     if blocked(evidence):
         return "not run: fix the failures above first"
-    return "not run: --deep runs it" if needed(evidence) else "not run again: it passed on just this cluster (--deep runs it)"
+    return "not run: --deep runs it" if needed(evidence) else "not run again: it passed on this same cluster (--deep runs it)"
 
 
 @subject("collective", "torchrun works across all nodes", after="runs", needs=_needs)
@@ -259,7 +259,7 @@ def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
     last = result.measured[-1] if result.measured else None
     parts = [f"{_speed(last.bus_bytes_per_s)} on the bus"] if last is not None and last.size_bytes > 8 and result.ranks > 1 else []
     parts += [f"{size_name(one.size_bytes)} in {seconds_text(one.seconds)}" for one in reversed(result.measured)]
-    parts += [f"{size_name(size)} left out: it would take {seconds:.0f} s" for size, seconds in result.left_out]
+    parts += [f"{size_name(size)} skipped: it would take {seconds:.0f} s" for size, seconds in result.left_out]
     return ", ".join([*parts, f"{result.ranks} ranks", result.backend])
 
 

@@ -23,7 +23,7 @@ DESKTOP_SHARE = 0.10
 _NAMED = 3  # holders that a message names; a desktop has dozens
 
 
-@check("gpu.memory", "nobody else fills the memory of the cards", worst="fail", sees="gpu", after="gpu.inventory")
+@check("gpu.memory", "no other program fills the memory of the cards", worst="fail", sees="gpu", after="gpu.inventory")
 def memory(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """What others hold of each card's memory: fail where next to nothing is left, warn above what a desktop takes.
 
@@ -56,10 +56,8 @@ def memory(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
 
 def _unknown(node: Node, facts: Facts, card: GpuFacts) -> Problem:
     """A card with memory of its own that does not say how much is wrong."""
-    message = (
-        f"nvidia-smi does not say how much memory of GPU {card.index} ({short(card.name)}) is free: whether the training fits is not known"
-    )
-    hint = f"{on_node(node, 'nvidia-smi -q -d MEMORY')}; where it says N/A: {restart(node, facts)}, or another driver"
+    message = f"nvidia-smi does not say how much memory of GPU {card.index} ({short(card.name)}) is free: homelab cannot tell whether the training fits"
+    hint = f"{on_node(node, 'nvidia-smi -q -d MEMORY')}; if it shows N/A: {restart(node, facts)}, or another driver"
     return Problem("warn", message, hint)
 
 
@@ -86,10 +84,10 @@ def _hint(node: Node, card: GpuFacts) -> str:
     computing = [holder for holder in card.holders if "C" in holder.type and holder.pid is not None]
     pids = [str(holder.pid) for holder in computing if holder.ours]
     if pids:
-        return f"if nothing of value runs there: {on_node(node, quote_words(['kill', *pids]))}"
+        return f"if that program is not needed: {on_node(node, quote_words(['kill', *pids]))}"
     users = sorted({holder.user for holder in computing if holder.user})
     if users:
         return f"ask {listed(users)} to end it; to see it: {on_node(node, 'nvidia-smi')}"
     if card.holders and all(holder.type == "G" for holder in card.holders):
         return f"log out of the desktop there, or close its programs; to see them: {on_node(node, 'nvidia-smi')}"
-    return f"close what holds it; to see it: {on_node(node, 'nvidia-smi')}"
+    return f"close the programs that use it; to see them: {on_node(node, 'nvidia-smi')}"

@@ -14,7 +14,7 @@ from homelab.controller.facts import nvidia_answer
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.node_commands import as_root, on_node, restart
 
-_SEAT = "if it comes back: power cables, cooling, seat of the card (switch the machine off for that)"
+_SEAT = "if it comes back: power cables, cooling, seat of the card in its slot (switch the machine off first)"
 
 
 @check("gpu.driver", "the NVIDIA driver is installed and answers", worst="fail", sees="gpu")
@@ -38,10 +38,12 @@ def _complaint(kind: str, line: str, node: Node, facts: Facts) -> Problem:
     if kind == "inforom":
         tried = homelab("preflight --only gpu.compute")
         return Problem(
-            "warn", message, Hint("does the card compute? {}; its own records of errors are lost, and its maker can renew them", tried)
+            "warn",
+            message,
+            Hint("test whether the card computes: {}; the card has lost its own error records; only its maker can restore them", tried),
         )
     if kind == "cut-off":
-        return Problem("warn", message, f"ask again: {on_node(node, 'nvidia-smi -q -x | tail')}; if it ends so again, {restart_it}")
+        return Problem("warn", message, f"try again: {on_node(node, 'nvidia-smi -q -x | tail')}; if it ends like this again, {restart_it}")
     if kind == "permissions":
         group = (
             as_root(node, facts, f"usermod -aG video,render {shlex.quote(facts.system.user)}")
@@ -49,7 +51,7 @@ def _complaint(kind: str, line: str, node: Node, facts: Facts) -> Problem:
             else "usermod -aG video,render USER"
         )
         hint = (
-            f"{on_node(node, 'ls -l /dev/nvidia*')} shows who may use it; {group}, then log in anew; a container: start it with --gpus all"
+            f"{on_node(node, 'ls -l /dev/nvidia*')} shows who may use it; {group}, then log in again; a container: start it with --gpus all"
         )
         return Problem("fail", message, hint)
     if in_wsl(facts) or kind == "blocked":
@@ -57,21 +59,21 @@ def _complaint(kind: str, line: str, node: Node, facts: Facts) -> Problem:
     if kind == "lost":
         hint = f"{restart_it}; {_SEAT}; to see it: {on_node(node, 'journalctl -k | grep Xid')}"
     elif kind == "no-devices":
-        hint = f"look whether the machine sees it: {on_node(node, 'lspci | grep -i nvidia')}; if it does: {restart_it}; if not: its seat, power and the firmware"
+        hint = f"check whether the machine sees it: {on_node(node, 'lspci | grep -i nvidia')}; if it does: {restart_it}; if not: check its slot, power and firmware settings"
     elif kind == "no-driver":
         load = as_root(node, facts, "modprobe nvidia")
         message = "nvidia-smi cannot reach the driver: its kernel module is not loaded"
         hint = f"{_switched_on(node, facts)}{load} (its error says why: no module for this kernel, or Secure Boot); to install it anew: {install_driver(node, facts)}"
     else:
-        hint = f"{restart_it} (a container: start it anew); if that does not help: {install_driver(node, facts)}"
+        hint = f"{restart_it} (a container: start it again); if that does not help: {install_driver(node, facts)}"
     return Problem("fail", message, hint)
 
 
-@check("gpu.mismatch", "the running NVIDIA driver is the installed one", worst="fail", sees="gpu")
+@check("gpu.mismatch", "the NVIDIA driver that runs is the installed one", worst="fail", sees="gpu")
 def mismatch(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where an update renewed the driver's files under its running kernel module."""
     if node.gpus and _is_mismatch(facts):
-        message = "the NVIDIA driver was updated under the running one (Driver/library version mismatch): nothing can use the cards before a restart"
+        message = "the NVIDIA driver was updated while the old one runs (Driver/library version mismatch): no program can use the cards until a restart"
         if in_wsl(facts):
             message = "the NVIDIA driver of Windows and a library inside of WSL differ (Driver/library version mismatch)"
         yield Problem("fail", message, IN_WINDOWS if in_wsl(facts) else restart(node, facts))
@@ -88,7 +90,7 @@ def _not_installed(node: Node, facts: Facts) -> Problem:
     if bus is not None and bus.cards == 0 and not in_wsl(facts):
         # Not certain (some virtual machines show no bus of their own), so the driver's command stays the last resort.
         command = on_node(node, "lspci | grep -i nvidia")
-        hint = f"is the card seated, powered and enabled in the firmware? {command}; if it is there: {install_driver(node, facts)}"
+        hint = f"is the card in its slot, powered, and enabled in the firmware? {command}; if it is there: {install_driver(node, facts)}"
         return Problem("fail", "nvidia-smi is not there, and the machine sees no NVIDIA card", hint)
     if bus is not None and bus.driver not in (None, "nvidia"):
         message += f" ({bus.driver} has {'it' if bus.cards == 1 else f'{bus.cards} cards'})"
@@ -100,7 +102,7 @@ def _switched_on(node: Node, facts: Facts) -> str:
     if facts.power.source is None:  # no battery
         return ""
     on = as_root(node, facts, "prime-select nvidia")
-    return f"a laptop's card may be switched off to save power: {on} (or envycontrol -s nvidia), then restart it; else "
+    return f"the card of a laptop may be switched off to save power: {on} (or envycontrol -s nvidia), then restart it; if not, "
 
 
 def _is_mismatch(facts: Facts) -> bool:

@@ -23,10 +23,10 @@ FEW_LANES = 4  # one in so many of the lanes that could be there
 SLOWED = {
     "hw_thermal_slowdown": "it is too hot (hardware limit)",
     "sw_thermal_slowdown": "it is too hot (driver limit)",
-    "hw_power_brake_slowdown": "the power supply told it to brake",
+    "hw_power_brake_slowdown": "the power supply told it to slow down",
     "hw_slowdown": "the hardware slows it down (heat, or too little power)",
 }
-_COOL = "clean its fans and give it air"
+_COOL = "clean its fans and improve its air flow"
 _POWER = "check its power cables and the power supply; a laptop: plug in its own charger"
 
 
@@ -56,7 +56,7 @@ def throttle(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         yield Problem("warn", f"GPU {card.index} is slowed down{degrees}: {why}", f"{_COOL if hot else _POWER}; to see it: {command}")
 
 
-@check("gpu.power_limit", "the cards may use the power they are made for", worst="warn", sees="gpu")
+@check("gpu.power_limit", "the power limit of the cards is the usual one", worst="warn", sees="gpu")
 def power_limit(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """warn for a power limit far below the maker's."""
     for card in _cards(node, facts):
@@ -67,7 +67,7 @@ def power_limit(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Proble
         if "laptop" in card.name.lower() or "max-q" in card.name.lower():
             hint = f"plug the laptop in and choose the performance profile: {on_node(node, 'powerprofilesctl set performance')}"
         else:
-            hint = f"if that is not meant: {as_root(node, facts, f'nvidia-smi -i {card.index} -pl {default:.0f}')}"
+            hint = f"if you did not want that: {as_root(node, facts, f'nvidia-smi -i {card.index} -pl {default:.0f}')}"
         yield Problem("warn", message, hint)
 
 
@@ -77,16 +77,16 @@ def ecc(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     for card in _cards(node, facts):
         restart = node_commands.restart(node, facts)
         if card.repair_failed:
-            message = f"GPU {card.index} has bad memory that it cannot take out of use any more"
+            message = f"GPU {card.index} has bad memory that it can no longer replace by spare memory"
             yield Problem("fail", message, "replace the card (this is a case for the warranty), or take it out of cluster.toml")
         elif card.errors_now:
             message = f"GPU {card.index} had {_errors(card.errors_now)} since its driver was loaded"
             yield Problem("fail", message, f"{restart}; if they come back, the card or its power supply is failing")
         elif card.repair_pending:
-            yield Problem("warn", f"GPU {card.index} waits for a restart to take bad memory out of use", restart)
+            yield Problem("warn", f"GPU {card.index} needs a restart to replace bad memory by spare memory", restart)
         elif card.errors_ever is not None and card.errors_ever > card.errors_mended:
-            message = f"GPU {card.index} had {_errors(card.errors_ever)} in its life, {card.errors_mended} of them repaired"
-            yield Problem("warn", message, f"watch whether they grow: {on_node(node, 'nvidia-smi -q -d ECC')}")
+            message = f"GPU {card.index} had {_errors(card.errors_ever)} since it was made, {card.errors_mended} of them repaired"
+            yield Problem("warn", message, f"check later whether there are more: {on_node(node, 'nvidia-smi -q -d ECC')}")
 
 
 @check("gpu.recovery", "no card waits for a reset", worst="fail", sees="gpu")
@@ -97,7 +97,7 @@ def recovery(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
             reset = f"nvidia-smi -i {card.index} --gpu-reset"
             command = as_root(node, facts, reset) if card.recovery_action == "Reset" else node_commands.restart(node, facts)
             message = f"GPU {card.index}: the driver asks for: {card.recovery_action.lower()}"
-            yield Problem("fail", message, f"end what uses it, then: {command}")
+            yield Problem("fail", message, f"end the programs that use it, then: {command}")
 
 
 @check("gpu.pcie", "the cards have most of their PCIe lanes", worst="warn", sees="gpu")
@@ -108,7 +108,7 @@ def pcie(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         if lanes and could and lanes * FEW_LANES <= could:
             message = f"GPU {card.index} has {lanes} of {could} PCIe lanes: loading and exchange with other cards are slower"
             yield Problem(
-                "warn", message, "seat the card again, without a riser, in the slot next to the processor; an external box has no more"
+                "warn", message, "put the card into the slot next to the processor, without a riser; an external case has fewer lanes"
             )
 
 

@@ -33,7 +33,7 @@ def inventory(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]
         if not messages:
             yield from _against_belief(node, cards.chosen(node, facts))
     elif facts.gpu.cards:
-        message = f"cluster.toml names no GPU here, but there is {_names(facts)}: a plan uses it, and leaves nodes without a card out"
+        message = f"cluster.toml names no GPU here, but there is {_names(facts)}: a plan uses it, and does not use nodes without a card"
         yield Problem("warn", message, cards.edit(node, facts.gpu.cards))
 
 
@@ -42,11 +42,11 @@ def amd(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where the owner counts on a card of AMD: nothing would be trained on it."""
     if node.gpus and facts.amd and not facts.gpu.cards:
         cards_text = listed(card.name for card in facts.amd)
-        message = f"{cards_text} is a card of AMD, and training needs CUDA: this node would compute on its CPU, or be left out beside NVIDIA nodes"
+        message = f"{cards_text} is a card of AMD, and training needs CUDA: this node would compute on its CPU; together with NVIDIA nodes it is left out"
         yield Problem("fail", message, f"edit cluster.toml, node {node.name}: gpus = []")
 
 
-@check("gpu.mixed", "all nodes have a card, or none has", worst="warn", sees="gpu")
+@check("gpu.mixed", "either all nodes have a card, or none", worst="warn", sees="gpu")
 def mixed(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """warn for nodes without a card beside nodes with one: the plan leaves them out (`homelab.controller.planning.plan`).
 
@@ -62,7 +62,7 @@ def mixed(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
         hardware = f"only {listed(card.name for card in facts.amd)}" if facts.amd else "no card"
         message = (
             f"it has {hardware}, so it takes no part in training: {listed(with_cards)} compute{'s' if len(with_cards) == 1 else ''} "
-            f"without it over NCCL, and its {facts.system.cpu_count} cores would slow every step down"
+            f"without it over NCCL; its {facts.system.cpu_count} cores would slow every step down"
         )
         hint = f"take {node.name} out of cluster.toml, or train on CPUs alone with a cluster.toml of nodes without cards (gloo)"
         yield node.name, Problem("warn", message, hint)
@@ -79,9 +79,7 @@ def own(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
                 message = f"GPU {card.index}, {short(card.name)} {card.uuid}, is a card of {other}, too: they are one machine, or containers that share a card"
                 yield (
                     node.name,
-                    Problem(
-                        "fail", message, f"edit cluster.toml: take {node.name} or {other} out, or give each container a card of its own"
-                    ),
+                    Problem("fail", message, f"edit cluster.toml: take {node.name} or {other} out, or give each container its own card"),
                 )
 
 
@@ -106,7 +104,7 @@ def _names(facts: Facts) -> str:
     return listed(short(card.name) for card in facts.gpu.cards)
 
 
-@subject("gpu", "the cards are those of cluster.toml, well and free, and torch computes on them", after="python")
+@subject("gpu", "the cards are those of cluster.toml, healthy and free, and torch computes on them", after="python")
 def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
     if not node.gpus:
         others = [card.name for card in facts.amd]

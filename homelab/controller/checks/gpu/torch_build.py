@@ -58,10 +58,10 @@ def _unseen(node: Node, facts: Facts, probe: Mapping[str, Any], devices: list[di
     """A driver that is too old for torch, or cards that torch does not see."""
     torch, sees = facts.python.packages.get("torch"), probe.get("cuda_available")
     if (not sees or not all(device.get("matmul_ok") for device in devices)) and driver_is_older(facts):
-        message = f"the driver ({facts.gpu.driver_version}) goes up to CUDA {facts.gpu.driver_cuda}, torch {torch} wants {facts.python.torch_cuda}"
+        message = f"the driver ({facts.gpu.driver_version}) supports CUDA up to {facts.gpu.driver_cuda}, and torch {torch} needs {facts.python.torch_cuda}"
         yield TORCH, Problem("fail", message, install_driver(node, facts))
     elif not sees:
-        yield TORCH, Problem("fail", f"torch {torch} sees no GPU, though nvidia-smi does", install_driver(node, facts))
+        yield TORCH, Problem("fail", f"torch {torch} sees no GPU, but nvidia-smi does", install_driver(node, facts))
     elif len(devices) < len(facts.gpu.cards):
         hint = f"look for CUDA_VISIBLE_DEVICES: {on_node(node, 'env | grep CUDA')}"
         yield TORCH, Problem("fail", f"torch sees {len(devices)} of {len(facts.gpu.cards)} GPUs", hint)
@@ -86,7 +86,7 @@ def _quantised(node: Node, facts: Facts, devices: list[dict[str, Any]], key: str
     version = facts.python.packages.get("bitsandbytes")
     for device in devices:
         if version and device.get(f"{key}_ok") is False:
-            why = device.get(f"{key}_error") or "its result was no number"
+            why = device.get(f"{key}_error") or "its result was not a number"
             message = f"{words} layer of bitsandbytes {version} failed on {device.get('name')}: {why}"
             yield (
                 COMPUTE,
@@ -140,7 +140,7 @@ def _other_build(node: Node, facts: Facts, message: str) -> Problem:
     install = install_packages(node, facts, [f"torch=={release}"], f"--upgrade --force-reinstall --index-url {build.index} ")
     if build.suits(facts.gpu.driver_cuda):
         return Problem("fail", message, fix=install)
-    older = f"the build with its kernels ({build.tag}) needs driver {build.driver} or newer, it has {facts.gpu.driver_version}"
+    older = f"the build with its kernels ({build.tag}) needs driver {build.driver} or newer, and it has {facts.gpu.driver_version}"
     return Problem("fail", message, f"{older}: {install_driver(node, facts)}; then: {install}")
 
 
@@ -148,7 +148,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d{1,9}", version)[:2])
 
 
-@check(TORCH, "torch is a CUDA build that suits the driver, and sees all cards", worst="fail", sees="gpu", after="gpu.memory")
+@check(TORCH, "torch is a CUDA build that works with the driver, and sees all cards", worst="fail", sees="gpu", after="gpu.memory")
 def build(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where torch cannot use CUDA on the node."""
     yield from _caused(TORCH, evidence, node, facts)
@@ -166,7 +166,7 @@ def compute(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     yield from _caused(COMPUTE, evidence, node, facts)
 
 
-@check(BF16, "the cards have bf16 where the recipe wants it", worst="fail", sees="gpu")
+@check(BF16, "the cards have bf16 if the recipe needs it", worst="fail", sees="gpu")
 def bf16(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where the recipe wants bf16 and a card has none."""
     yield from _caused(BF16, evidence, node, facts)

@@ -36,12 +36,12 @@ HARDWARE = {
 }
 # These are mostly a program's own fault, and a crashed one leaves them behind; so many of them are more than one crash.
 PROGRAM = {
-    8: "a program stood still on the card",
+    8: "a program hung on the card",
     13: "a program's kernel failed (out of its bounds, or an illegal instruction)",
-    31: "a program touched memory that is not its own",
+    31: "a program used memory that is not its own",
     32: "a program's command stream was damaged",
     43: "a program's channel was stopped",
-    45: "a program's work was cleared away after it ended",
+    45: "the work of a program was removed after it ended",
     69: "a program's graphics commands failed",
 }
 MANY = 20

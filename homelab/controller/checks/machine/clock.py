@@ -1,4 +1,4 @@
-"""clock: all machines agree on the time. Heartbeats, logs and certificates are compared by it."""
+"""clock: all machines have the same time. Heartbeats, logs and certificates are compared by it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _skew(offset_s: float) -> str:
     return f"{size} {'ahead of' if offset_s > 0 else 'behind'}"
 
 
-@subject("clock", "all machines agree on the time", after="ssh")
+@subject("clock", "all machines have the same time", after="ssh")
 def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
     offset = evidence.clock_offsets_s[node.name] - _reference(dict(evidence.clock_offsets_s))
     return f"within {max(abs(offset), 0.01):.2f} s"

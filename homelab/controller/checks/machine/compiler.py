@@ -24,7 +24,7 @@ _INSTALL = (
 
 @check(
     "python.compiler",
-    "a node with cards compiles C, as Unsloth's kernels do at their first step",
+    "a node with cards can compile C, as Unsloth does at its first step",
     worst="fail",
     sees="python",
     after="python.code",
@@ -38,7 +38,7 @@ def compiler(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     if seen is None or not facts.gpu.cards or version_drift.is_fallback(node, facts):
         return
     if seen.compiler is None:
-        message = "Unsloth compiles C at its first step, and there is no compiler: neither gcc nor clang, nor what CC names"
+        message = "Unsloth compiles C at its first step, and there is no compiler: neither gcc nor clang, nor the one that CC names"
     elif seen.error:
         message = f"Unsloth compiles C at its first step, and {seen.compiler} cannot: {seen.error}"
     else:

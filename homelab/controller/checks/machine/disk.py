@@ -38,7 +38,7 @@ def read_only(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]
     if not facts.resources.workdir_writable and facts.resources.workdir_problem == _READ_ONLY:
         message = f"the disk of the workdir {facts.resources.workdir} is mounted read-only"
         command = as_root(node, facts, "dmesg | grep -iE 'remount|i/o error'")
-        yield Problem("fail", message, f"an error of the disk? {command}; {_elsewhere(node)}")
+        yield Problem("fail", message, f"is it an error of the disk? {command}; {_elsewhere(node)}")
 
 
 @check("disk.room", "the disk has room for the checkpoints that the recipe keeps", worst="fail", sees="resources")
@@ -59,12 +59,12 @@ def inodes(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where the file system can hold hardly any more files, however much space is free."""
     free = facts.resources.disk_free_inodes
     if free is not None and free < INODES_WARN:
-        message = f"only {free} more files can be made on the disk of {facts.resources.workdir} (no free inodes, whatever space is free)"
+        message = f"only {free} more files can be made on the disk of {facts.resources.workdir} (it has no free inodes, even if it has free space)"
         show = f"df -i {path_word(node.workdir)}; du --inodes -x ~ 2>/dev/null | sort -n | tail"
         yield Problem(
             "fail" if free < INODES_FAIL else "warn",
             message,
-            f"{on_node(node, show)}; delete what has many small files, or {_elsewhere(node)}",
+            f"{on_node(node, show)}; delete folders with many small files, or {_elsewhere(node)}",
         )
 
 
@@ -77,7 +77,7 @@ def temporary(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]
         show = (
             f"df -h {path_word(facts.resources.temporary_folder)}; du -xsh {path_word(facts.resources.temporary_folder)}/* | sort -h | tail"
         )
-        yield Problem("warn", message, f"{on_node(node, show)}; delete what is old there")
+        yield Problem("warn", message, f"{on_node(node, show)}; delete old files there")
 
 
 @check("disk.cache", "a model that has to be downloaded fits on the disk of the Hub's cache", worst="fail", sees="resources")
@@ -85,7 +85,7 @@ def cache(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where a model has to be downloaded and the disk of the Hub's cache, another than the workdir's, cannot hold it."""
     free, needed = facts.resources.cache_free_bytes, _download_bytes(evidence.recipe, facts)
     if free is not None and needed and free < needed:
-        message = f"the model is not there yet: it takes {decimal_size(needed)}, and the disk of the Hub's cache has {decimal_size(free)}"
+        message = f"the model is not there yet: it needs {decimal_size(needed)}, and the disk of the Hub's cache has {decimal_size(free)}"
         show = on_node(node, f"df -h; du -sh {path_word(facts.resources.cache_folder)}/*")
         yield Problem("fail", message, f"{show}; delete old models there, or set HF_HOME to a folder of a larger disk")
 

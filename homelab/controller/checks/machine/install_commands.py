@@ -48,7 +48,7 @@ _TURING = (7, 5)
 _INSTALL_580 = ((FEDORA, "dnf install akmod-nvidia-580xx xorg-x11-drv-nvidia-580xx-cuda"),)
 _AUR_580 = ((ARCH, "yay -S nvidia-580xx-dkms nvidia-580xx-utils"),)
 # Windows has the driver; one of Linux inside of WSL hides it.
-IN_WINDOWS = "install or renew the NVIDIA driver in Windows (none inside of WSL; one that was installed there has to go), then in PowerShell: wsl --shutdown"
+IN_WINDOWS = "install or renew the NVIDIA driver in Windows (do not install one inside of WSL; remove one that is there), then in PowerShell: wsl --shutdown"
 
 
 def install_driver(node: Node, facts: Facts) -> str:
@@ -62,7 +62,7 @@ def install_driver(node: Node, facts: Facts) -> str:
     command = by_distribution(facts, (*_INSTALL_580, *_INSTALL) if old else _INSTALL)
     if command is None:
         newest = f"driver of branch 580 (the last one that drives {old})" if old else "newest NVIDIA driver"
-        return f"install the {newest} on {node.name} the way its distribution does ({facts.system.os or 'unknown'}), and restart it"
+        return f"install the {newest} on {node.name} in the way of its distribution ({facts.system.os or 'unknown'}), and restart it"
     return as_root(node, facts, command, "reboot")
 
 

@@ -37,12 +37,12 @@ def ram(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     level: Level = "fail" if available < need else "warn"
     limit = facts.system.memory_limit_bytes
     if limit is not None and facts.system.memory_available_bytes is not None and available < facts.system.memory_available_bytes:
-        message = f"{binary_size(available)} of memory is free for this login (its control group is limited to {binary_size(limit)}), this needs {binary_size(need)} at the least"
+        message = f"{binary_size(available)} of memory is free for this login (its control group is limited to {binary_size(limit)}), this needs at least {binary_size(need)}"
         raised = as_root(node, facts, f"systemctl set-property user-{_uid_word(facts)}.slice MemoryMax=infinity MemoryHigh=infinity")
         yield Problem(level, message, f"raise the limit of the container or of the user: {raised}")
         return
-    message = f"{binary_size(available)} of memory is free, this needs {binary_size(need)} at the least"
-    hint = f"close what holds it; to see it: {on_node(node, 'ps -eo rss,user,args --sort=-rss | head')}"
+    message = f"{binary_size(available)} of memory is free, this needs at least {binary_size(need)}"
+    hint = f"close the programs that use it; to see them: {on_node(node, 'ps -eo rss,user,args --sort=-rss | head')}"
     if evidence.recipe and evidence.recipe.method and not node.gpus:
         hint += "; or edit the recipe: a smaller [model]" + (
             ', or [method] kind = "qlora"' if evidence.recipe.method.kind != "qlora" else ""
@@ -51,10 +51,7 @@ def ram(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
 
 
 @check(
-    "memory.shm",
-    f"/dev/shm has more than {SHM_WARN_BYTES // MIB} MiB free where NCCL or data loaders need it",
-    worst="fail",
-    sees="resources",
+    "memory.shm", f"/dev/shm has more than {SHM_WARN_BYTES // MIB} MiB free if NCCL or data loaders need it", worst="fail", sees="resources"
 )
 def shared(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """/dev/shm, where NCCL and the workers of data loaders put what they share. The built-in worker on CPUs needs none."""
@@ -62,9 +59,9 @@ def shared(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     if free is None or free > SHM_WARN_BYTES or not (node.gpus or (evidence.recipe and evidence.recipe.script)):
         return
     size = f"{free / MIB:.0f} MiB"
-    message = f"{size} free in /dev/shm: NCCL and the processes of data loaders end with a bus error, or say that no space is left"
+    message = f"{size} free in /dev/shm: NCCL and the processes of data loaders end with a bus error, or report that no space is left"
     bigger = as_root(node, facts, "mount -o remount,size=50% /dev/shm")
-    hint = f"see what fills it: {on_node(node, 'df -h /dev/shm; ls -l /dev/shm')}; make it larger: {bigger}; in a container: docker run --shm-size=8g"
+    hint = f"to see what fills it: {on_node(node, 'df -h /dev/shm; ls -l /dev/shm')}; make it larger: {bigger}; in a container: docker run --shm-size=8g"
     yield Problem("fail" if free < SHM_FAIL_BYTES else "warn", message, hint)
 
 
@@ -81,7 +78,7 @@ def open_files(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem
         ]
         write = on_node(node, written_as_root(facts, lines, "/etc/security/limits.conf", append=True))
         yield Problem(
-            "warn", f"at most {soft} files may be open at once (hard limit: {limit_text})", Hint("{}; then log in anew", write), write
+            "warn", f"at most {soft} files may be open at once (hard limit: {limit_text})", Hint("{}; then log in again", write), write
         )
 
 

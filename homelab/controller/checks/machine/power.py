@@ -29,7 +29,7 @@ def battery(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """warn on battery."""
     if facts.power.source == "battery":
         hint = Hint("plug it in, then: {}", homelab("preflight --only power"))
-        yield Problem("warn", "runs on battery: it will throttle, and may sleep", hint)
+        yield Problem("warn", "it runs on battery: it will slow down, and may go to sleep", hint)
 
 
 @check("power.sleep", "the node does not go to sleep when it is idle or its lid is shut", worst="warn", sees="power")
@@ -72,9 +72,9 @@ def suspended(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]
         when = f"since it started {_duration(sleep.up_s)} ago"
     else:
         return
-    message = f"it was asleep within the last day ({when}; {_duration(sleep.asleep_s)} in all since its start)"
+    message = f"it was asleep within the last day ({when}; {_duration(sleep.asleep_s)} in total since its start)"
     forbid = as_root(node, facts, _MASK)
-    yield Problem("warn", message, Hint("if nobody shut it by hand: {}", forbid), forbid)
+    yield Problem("warn", message, Hint("if nobody closed it by hand: {}", forbid), forbid)
 
 
 @check("power.reboot", "no upgrade waits for a restart", worst="warn", sees="power")
@@ -87,7 +87,7 @@ def reboot(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     yield Problem(
         "warn",
         f"an upgrade waits for a restart{packages_text}",
-        Hint("when no run is alive there: {}", restart(node, facts, of_card=False)),
+        Hint("when no run is running there: {}", restart(node, facts, of_card=False)),
     )
 
 
@@ -105,7 +105,7 @@ def updates(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     if upgrades.driver_packages and (node.gpus or facts.gpu.cards):
         line = 'Unattended-Upgrade::Package-Blacklist { "nvidia-"; "libnvidia-"; "linux-modules-nvidia-"; };'
         write = on_node(node, written_as_root(facts, [line], _APT_FILE + "-nvidia"))
-        message = f"unattended upgrades may exchange {upgrades.driver_packages[0]} under the running driver: nvidia-smi and CUDA then fail until a restart"
+        message = f"unattended upgrades may replace {upgrades.driver_packages[0]} while the driver runs: nvidia-smi and CUDA then fail until a restart"
         yield Problem("warn", message, fix=write)
 
 

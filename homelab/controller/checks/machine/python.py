@@ -24,18 +24,18 @@ from homelab.controller.planning.environment.torch_choice import capabilities
 OLDEST = (3, 11)
 
 
-@check("python.interpreter", "there is a Python where cluster.toml says", worst="fail", sees="python", is_certain=True)
+@check("python.interpreter", "there is a Python at the path of cluster.toml", worst="fail", sees="python", is_certain=True)
 def interpreter(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where nothing is at the configured path and the agent was started with another Python."""
     if version_drift.is_fallback(node, facts):
-        message = f"there is no Python at {node.python}; {facts.python.executable} answered in its place"
+        message = f"there is no Python at {node.python}; {facts.python.executable} answered instead"
         # What a program of the user's needs, nobody but them knows.
         create = create_environment(node, _wanted(evidence)) if _is_script(evidence) else setup(node)
         edit = f'edit cluster.toml, node {node.name} or [defaults]: {key_of(evidence.recipe)} = "..."'
         if environment_of(node) and re.fullmatch(r"python(3(\.\d+)?)?", posixpath.basename(node.python)):
-            yield Problem("fail", message, Hint("{} (or, where that is not the right path, {})", create, edit), create)
+            yield Problem("fail", message, Hint("{} (or, if that is not the right path, {})", create, edit), create)
         else:  # a new environment has no such file in it
-            yield Problem("fail", message, f"{edit}; to make a new environment with what is needed: {create}")
+            yield Problem("fail", message, f"{edit}; to make a new environment with the needed packages: {create}")
 
 
 @check("python.version", f"Python is {'.'.join(map(str, OLDEST))} or newer, and the same x.y on all nodes", worst="fail", sees="python")
@@ -89,11 +89,11 @@ def same(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     common = _common_field(evidence, node, "nccl")
     # NCCL comes with torch: where another release of torch is installed, torch has to be fixed. Another build of the same release has another NCCL, too.
     if common and facts.python.nccl and facts.python.nccl != common and not _torch_differs(evidence, facts):
-        message = f"NCCL is {facts.python.nccl} here, {common} on {_holding(evidence, 'nccl', common)}: they do not talk with each other"
+        message = f"NCCL is {facts.python.nccl} here, {common} on {_holding(evidence, 'nccl', common)}: they cannot communicate"
         yield _with_nccl(evidence, node, facts, common, message)
 
 
-@check("python.same_build", "torch is the same build on all nodes of a kind", worst="warn", sees="python")
+@check("python.same_build", "torch is the same build on all nodes with cards, and on all without", worst="warn", sees="python")
 def same_build(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """warn for another build of the same version (2.13.0+cu130 beside 2.13.0+cu126): its kernels may round otherwise.
 
@@ -126,7 +126,7 @@ def same_build(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem
         yield Problem("warn", message, fix=_install_build(node, facts, {"torch": f"{plain(common['torch'])}+{build}"}))
 
 
-@check("python.code", "homelab's code on the node is what was shipped there", worst="fail", sees="python")
+@check("python.code", "homelab's code on the node was not changed", worst="fail", sees="python")
 def code(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where the agent runs from other files than those that were shipped."""
     if not evidence.code_hash or not facts.python.code_hash or facts.python.code_hash == evidence.code_hash:
@@ -134,9 +134,9 @@ def code(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     remove = on_node(node, f"rm -r {path_word(f'{node.workdir}/code/{evidence.code_hash}')}")
     message = "homelab's code on the node was changed or is damaged"
     if facts.runs.alive:  # it runs from that folder
-        yield Problem("fail", message, f"when run {listed(facts.runs.alive)} has ended: {remove} (it is shipped anew then)")
+        yield Problem("fail", message, f"when run {listed(facts.runs.alive)} has ended: {remove} (homelab then sends it again)")
     else:
-        yield Problem("fail", message, Hint("{} (it is shipped anew then)", remove), fix=remove)
+        yield Problem("fail", message, Hint("{} (homelab then sends it again)", remove), fix=remove)
 
 
 def _other_versions(level: Level, evidence: Evidence, node: Node, facts: Facts, names: tuple[str, ...]) -> Iterator[Problem]:
@@ -160,7 +160,7 @@ def _too_new_for_unsloth(node: Node, facts: Facts) -> Iterator[Problem]:
         if (installed := facts.python.packages.get(name)) and not _within(installed, limit)
     }
     if versions:
-        versions_text = "; ".join(f"{name} is {installed} here, it takes {limit}" for name, (installed, limit) in versions.items())
+        versions_text = "; ".join(f"{name} is {installed} here; Unsloth takes {limit}" for name, (installed, limit) in versions.items())
         fix = install_packages(node, facts, [f"{name}{limit}" for name, (_, limit) in versions.items()])
         yield Problem("fail", f"too new for Unsloth {facts.python.unsloth}: {versions_text}", fix=fix)
 
@@ -251,7 +251,7 @@ def _is_script(evidence: Evidence) -> bool:
     return evidence.recipe is not None and evidence.recipe.script is not None
 
 
-@subject("python", "the worker's Python and packages are there, and the same everywhere", after="clock")
+@subject("python", "the worker's Python and packages are installed, and the same everywhere", after="clock")
 def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
     names = [name for name in ("torch", "transformers") if name in packages_needed(evidence.recipe)]
     return ", ".join(f"{name} {facts.python.packages[name]}" for name in names)

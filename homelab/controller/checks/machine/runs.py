@@ -14,13 +14,13 @@ from homelab.controller.run.state import FRESH_OTHER_S, FRESH_STEP_S
 from homelab.shared.protocol.run_messages import RunAtWork, RunRecovered
 
 
-@check("runs.alive", "no other run of ours is alive on the node, and none is left over", worst="fail", sees="runs")
+@check("runs.alive", "no other run of homelab is running on the node, and no processes of one are left", worst="fail", sees="runs")
 def alive(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """What each live run does: fail where it is left over, warn where it trains; on a node with cards a launch is refused then, too."""
     for run in facts.runs.alive:
         stale = why_stale(facts, run)
         if stale:
-            yield Problem("fail", f"run {run} is left over here: {stale}", fix=homelab("stop", run))
+            yield Problem("fail", f"run {run} has left processes here: {stale}", fix=homelab("stop", run))
         else:
             yield Problem(
                 "warn",
@@ -40,14 +40,14 @@ def recovered(run: str, supervisor: RunRecovered) -> str:
 def why_stale(facts: Facts, run: str) -> str:
     """Why this run, of which a process was seen, will not go on by itself; "" for one that is well, or of which nothing is known."""
     if run not in facts.runs.alive and "runs" not in facts.broken:
-        return "it is no run that is alive here"
+        return "that run is not running here"
     at_work = facts.runs.at_work.get(run)
     if at_work is None:
         return ""
     if at_work.has_ended:
-        return "its attempt has ended, and processes of it are alive"
+        return "its attempt has ended, but some of its processes are running"
     if not at_work.owner and at_work.still_s is not None and at_work.still_s > _limit_s(at_work):
-        return f"no rank has given a sign for {at_work.still_s / 60:.0f} min, and nobody looks after it"
+        return f"no rank has made progress for {at_work.still_s / 60:.0f} min, and it has no supervisor"
     return ""
 
 
@@ -61,7 +61,7 @@ def what_it_does(evidence: Evidence, node: Node, facts: Facts, run: str) -> str:
     if at_work is None or at_work.step is None:  # a program of one's own does not say how far it is
         return "is at work here"
     of = f" of {at_work.total_steps}" if at_work.total_steps else ""
-    words = f"trains here, step {at_work.step}{of}"
+    words = f"is training here, step {at_work.step}{of}"
     if facts.system.time is None or not at_work.total_steps or not at_work.step_s:
         return words
     now = facts.system.time - evidence.clock_offsets_s.get(node.name, 0.0)
@@ -73,7 +73,7 @@ def after(run: str) -> Hint:
     return Hint("{}, then the same command again", homelab("status --wait", run))
 
 
-@subject("runs", "no other run is alive", after="power")
+@subject("runs", "no other run is running", after="power")
 def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
-    removed = f"; the token that it had kept of {', '.join(facts.runs.secrets_removed)} was removed" if facts.runs.secrets_removed else ""
-    return f"no run is alive{removed}"
+    removed = f"; the token on it of {', '.join(facts.runs.secrets_removed)} was removed" if facts.runs.secrets_removed else ""
+    return f"no run is running{removed}"

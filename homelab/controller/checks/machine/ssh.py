@@ -20,7 +20,7 @@ SLOW_ANSWER_S = 15.0  # an answer takes 0.2 s; with torch's import for the matmu
 
 @check(
     "ssh.login",
-    "the node lets us in, its host key is the known one, and the agent answers",
+    "the login works, the host key is the known one, and the agent answers",
     worst="fail",
     sees="login",
     always=True,
@@ -30,8 +30,8 @@ def login(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """fail with the error's own words and hint for a node without facts; first of all, where no node can be reached, for this machine."""
     names = [node.name for node in evidence.cluster.nodes]
     if len(names) > 1 and all(isinstance(evidence.unreachable.get(name), SilentError) for name in names):
-        message = "not one of the nodes can be reached: it may be this machine that is off the network, and not they"
-        yield "", Problem("fail", message, f"is its own cable in, is its Wi-Fi or VPN on? {own_machine.own_network()}")
+        message = "no node can be reached: perhaps this machine is off the network, and not the nodes"
+        yield "", Problem("fail", message, f"is its own cable plugged in, and is its Wi-Fi or VPN on? {own_machine.own_network()}")
     for node in evidence.cluster.nodes:
         if node.name in evidence.facts:
             continue
@@ -39,15 +39,15 @@ def login(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
         if error is not None:
             yield node.name, Problem("fail", error.message, error.hint or on_node(node, "true"))
         else:
-            yield node.name, Problem("fail", "nothing was heard from this node", on_node(node, "true"))
+            yield node.name, Problem("fail", "this node did not answer", on_node(node, "true"))
 
 
-@check("ssh.probes", "everything on the node could be looked at", worst="warn", sees="login")
+@check("ssh.probes", "the node could read all its facts", worst="warn", sees="login")
 def probes(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """warn for probes of the agent that broke: what they look at was not judged."""
     if facts.broken:
         reasons = "; ".join(f"{name}: {why}" for name, why in sorted(facts.broken.items()))
-        message = f"not everything could be looked at, so {listed(sorted(facts.broken))} was not judged ({reasons})"
+        message = f"some facts could not be read, so {listed(sorted(facts.broken))} was not judged ({reasons})"
         yield Problem("warn", message, Hint("please report it with: {}", homelab("doctor", node.name)))
 
 
@@ -57,18 +57,18 @@ def slow(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     greeting_s = evidence.greetings_s.get(node.name, 0.0)
     if greeting_s > LATE_GREETING_S:
         message = (
-            f"its SSH server answers late: it greeted after {greeting_s:.0f} s, and logins are given up after {GREETING_LIMIT_S:.0f} s"
+            f"its SSH server answers late: it greeted after {greeting_s:.0f} s, and homelab gives up a login after {GREETING_LIMIT_S:.0f} s"
         )
         hint = f"is it busy, or does its SSH server wait for a name server (UseDNS in sshd_config)? {on_node(node, 'time true; uptime')}"
         yield Problem("warn", message, hint)
     seconds = evidence.answer_seconds.get(node.name)
     if seconds is not None and seconds > SLOW_ANSWER_S:
-        hint = f"is it busy, or does its shell do much on login? {on_node(node, 'time true; uptime')}"
+        hint = f"is it busy, or does its shell do much work at login? {on_node(node, 'time true; uptime')}"
         yield Problem("warn", f"it took {seconds:.0f} s to answer", hint)
 
 
-@subject("ssh", "the node lets us in, and answers", cluster_first=True)
+@subject("ssh", "the login works, and the node answers", cluster_first=True)
 def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
     missed = evidence.without_effect.get(node.name, ())
-    note = f"; of ssh_config has no effect here: {'; '.join(missed)}" if missed else ""
+    note = f"; these keys of ssh_config have no effect here: {'; '.join(missed)}" if missed else ""
     return f"{facts.system.user}@{facts.system.hostname}, {facts.system.os}{note}"

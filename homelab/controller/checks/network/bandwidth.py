@@ -34,7 +34,7 @@ def path_mtu(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
         size = max(lost[pair].lost_bytes or 0 for pair in pairs)
         carried = min((lost[pair].carried_bytes or 0 for pair in pairs), default=0)
         message = (
-            f"packets of {size} bytes {direction(node, pairs)} vanish on the way, those of {carried} bytes arrive: connections open, "
+            f"packets of {size} bytes {direction(node, pairs)} are lost on the way, those of {carried} bytes arrive: connections open, "
             f"and hang at the first large message"
         )
         yield node, _smaller(evidence, node, message, size, carried)
@@ -44,10 +44,10 @@ def path_mtu(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
         if link.stalled and link.carried_bytes is None and link.lost_bytes is None and not is_lossy(evidence, (link.source, link.target))
     }
     for node, pairs in blame(stalled, evidence.head).items():
-        message = f"connections {direction(node, pairs)} open, but {stalled[pairs[0]]}: it looks as if large packets vanish on the way"
+        message = f"connections {direction(node, pairs)} open, but {stalled[pairs[0]]}: large packets seem to be lost on the way"
         ping = ["ping", "-M", "do", "-s", "1472", "-c", "3", address_of(evidence, others_of(node, pairs)[0])]
         command = on_node(evidence.cluster.node(node), quote_words(ping))
-        yield node, Problem("fail", message, f"does its MTU fit the switch or the VPN between? {command}")
+        yield node, Problem("fail", message, f"does its MTU match the switch or the VPN between the nodes? {command}")
 
 
 def _smaller(evidence: Evidence, node: str, message: str, size: int, carried: int) -> Problem:
@@ -61,12 +61,12 @@ def _smaller(evidence: Evidence, node: str, message: str, size: int, carried: in
     why = (
         "the switch passes no jumbo frames"
         if size > ETHERNET_MTU
-        else "a VPN, a bridge or a switch on the way carries less than its interface"
+        else "a VPN, a bridge or a switch on the way has a smaller MTU than its interface"
     )
     return Problem("fail", message, Hint("{}: {} (until the next start; then in its network settings)", why, fix), fix)
 
 
-@check("network.throughput", "bytes arrive at about the same speed between all nodes", worst="fail", sees="dials", after="network.path_mtu")
+@check("network.throughput", "the network is about equally fast between all nodes", worst="fail", sees="dials", after="network.path_mtu")
 def throughput(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """fail where bytes do not arrive at all, warn where a wire is far slower than another one, or all are as slow as 10 Mbit/s."""
     stalled = {
@@ -90,7 +90,7 @@ def throughput(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
         message = f"no pair of nodes has more than {megabytes(best, '.2g')} MB/s, as on wires of 10 Mbit/s: "
         message += f"a gradient of {megabytes(GRADIENT_BYTES, '.0f')} MB takes {seconds:.0f} s in every step"
         first = next(iter(evidence.lan), evidence.head)
-        yield ("", Problem("warn", message, f"change the switch or the cables, or is all of it Wi-Fi? {_speed_command(evidence, first)}"))
+        yield ("", Problem("warn", message, f"change the switch or the cables; is it all Wi-Fi? {_speed_command(evidence, first)}"))
 
 
 def _offload(evidence: Evidence, node: str) -> str:
@@ -99,7 +99,7 @@ def _offload(evidence: Evidence, node: str) -> str:
     if facts is None or node not in evidence.lan:
         return homelab("preflight --only network")
     words = ["ethtool", "-K", evidence.lan[node][1], "tso", "off", "gso", "off", "gro", "off"]
-    return f"does a firewall look into the packets, or does the card's offloading spoil them? {as_root(evidence.cluster.node(node), facts, quote_words(words))}"
+    return f"does a firewall inspect the packets, or does the offloading of the network card damage them? {as_root(evidence.cluster.node(node), facts, quote_words(words))}"
 
 
 def thin(measured: dict[Pair, float]) -> set[Pair]:
@@ -115,9 +115,9 @@ def _slow_wire(evidence: Evidence, node: str, pairs: list[Pair]) -> Problem:
     back = [rates[target, source] for source, target in pairs if (target, source) in rates and (target, source) not in pairs]
     if len(back) == len(pairs):  # every one of them is well in the other direction
         message = f"{megabytes(rates[slowest], '.2g')} MB/s {direction(node, pairs)}, and {megabytes(min(back), '.3g')} MB/s the other way"
-    message += f"; the best pair has {megabytes(max(rates.values()), '.3g')} MB/s, and all wait for the slowest"
+    message += f"; the best pair has {megabytes(max(rates.values()), '.3g')} MB/s, and all nodes wait for the slowest"
     return Problem(
-        "warn", message, f"change its cable or its port of the switch, or is it on Wi-Fi? Its speed: {_speed_command(evidence, node)}"
+        "warn", message, f"change its cable or its port at the switch; is it on Wi-Fi? To see its speed: {_speed_command(evidence, node)}"
     )
 
 

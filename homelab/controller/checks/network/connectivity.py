@@ -17,12 +17,12 @@ from homelab.controller.facts.node_commands import on_node
 SLOW_MS = 5.0  # on a wired LAN a connect takes 0.1 to 1 ms
 UNSTEADY_MS = 50.0  # the worst of a few connects
 # How `homelab.node.network.connectivity` says that nothing came, or that a connection was open already and nothing more came.
-_GIVEN_UP = ("no answer within", "it connected, and no byte")
+_GIVEN_UP = ("no answer within", "it connected, but no byte")
 
 
 @check(
     "network.reach",
-    "every node opens connections to every other one, on the rendezvous port and on ephemeral ones",
+    "every node opens connections to every other one, on the rendezvous port and on ephemeral ports",
     worst="fail",
     sees="dials",
     after="network.nat",
@@ -88,7 +88,7 @@ def _unsteady(evidence: Evidence, reported: set[Pair]) -> Iterator[tuple[str, Pr
             continue
         others = others_of(node, own)
         message = (
-            f"connects to and from {some(others)} take {max(median[pair] for pair in own):.1f} ms in the middle and "
+            f"connects to and from {some(others)} take {max(median[pair] for pair in own):.1f} ms (median) and "
             f"{max(worst.get(pair, 0.0) for pair in own):.0f} ms at worst: the connection is unsteady"
         )
         yield node, Problem("warn", message, _ping(evidence, node, others[0]))
@@ -128,7 +128,7 @@ def _unreachable(evidence: Evidence, node: str, pairs: list[Pair]) -> Problem:
     bad = [link for link in dials if link.error is not None]
     error = bad[0].error or ""
     if error.startswith(NOT_DIALLED):
-        return Problem("fail", f"its connections could not be tried: {error.removeprefix(NOT_DIALLED)}", _again(node))
+        return Problem("fail", f"its connections could not be tested: {error.removeprefix(NOT_DIALLED)}", _again(node))
     behind = nat.explanation(evidence, node)
     if not incoming:
         message = f"it cannot open connections to {some(outgoing)}: {error}"
@@ -145,9 +145,7 @@ def _unreachable(evidence: Evidence, node: str, pairs: list[Pair]) -> Problem:
 
 
 def _again(node: str) -> str:
-    return Hint(
-        "is it under heavy load? Then again: {}; all that it says: {}", homelab("preflight --only network"), homelab("doctor", node)
-    )
+    return Hint("is it under heavy load? Test again: {}; all facts of it: {}", homelab("preflight --only network"), homelab("doctor", node))
 
 
 def _ports(bad: list[Link], dials: list[Link]) -> str:

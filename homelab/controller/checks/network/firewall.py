@@ -32,12 +32,12 @@ def opening(evidence: Evidence, name: str) -> Opening:
         return Opening(line, line)
     if facts.network.firewall == "nftables" and facts.network.firewall_chains:
         line = as_root(node, facts, *_nft(facts.network.firewall_chains, "saddr", network))
-        return Opening(Hint("{} (until it restarts: write the rule to /etc/nftables.conf too)", line), line)
+        return Opening(Hint("{} (until it restarts; to keep the rule, write it to /etc/nftables.conf, too)", line), line)
     if facts.network.firewall_seen:
         command = as_root(node, facts, "nft list ruleset")
         return Opening(
-            f"{name} has no firewall that refuses what comes in ({command}): does a firewall of the others stop what leaves them, or a router or "
-            "a switch between them (client isolation)?",
+            f"{name} has no firewall that refuses incoming connections ({command}). Does a firewall on the other nodes refuse outgoing ones? Or does a router or "
+            "a switch between them block them (client isolation)?",
             NO_COMMAND,
         )
     nft = as_root(node, facts, quote_words(["nft", "insert", "rule", "inet", "filter", "input", "ip", "saddr", network, "accept"]))
@@ -60,9 +60,9 @@ def letting_out(evidence: Evidence, name: str) -> Opening:
         return Opening(ufw, ufw)
     if facts.network.firewall_out == "nftables" and facts.network.firewall_out_chains:
         line = as_root(node, facts, *_nft(facts.network.firewall_out_chains, "daddr", network))
-        return Opening(Hint("{} (until it restarts: write the rule to /etc/nftables.conf too)", line), line)
+        return Opening(Hint("{} (until it restarts; to keep the rule, write it to /etc/nftables.conf, too)", line), line)
     rules = as_root(node, facts, "nft list ruleset")
-    return Opening(f"does a firewall of it stop what leaves? With ufw: {ufw}; without: {rules}", NO_COMMAND)
+    return Opening(f"does its firewall refuse outgoing connections? With ufw: {ufw}; without: {rules}", NO_COMMAND)
 
 
 def _nft(chains: tuple[str, ...], side: str, network: str) -> list[str]:

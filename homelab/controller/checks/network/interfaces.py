@@ -31,7 +31,7 @@ def wifi(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     interface = chosen(evidence, node, facts)
     if interface is not None and interface.kind == "wifi":
         hint = f'plug in a cable, or name another one in cluster.toml, node {node.name}: interface = "..."'
-        yield Problem("warn", f"{interface.name} is Wi-Fi: slow, and it comes and goes", hint)
+        yield Problem("warn", f"{interface.name} is Wi-Fi: slow and unreliable", hint)
 
 
 @check("network.speed", f"the cable runs at {SLOW_LINK_MBIT} Mbit/s or more", worst="warn", sees="network")
@@ -55,12 +55,12 @@ def mtu(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         return
     common = majority(sizes, evidence.head)
     if sizes[node.name] != common:
-        message = f"{interface.name} has MTU {sizes[node.name]}, the other nodes {common}: large packets may vanish"
+        message = f"{interface.name} has MTU {sizes[node.name]}, the other nodes {common}: large packets may be lost"
         words = ["ip", "link", "set", "dev", interface.name, "mtu", str(common)]
         fix = as_root(node, facts, quote_words(words))
         # A smaller one may be the fix of `network.path_mtu`: `--fix` would undo it, and the next preflight would find it again.
         is_lowered = sizes[node.name] < common
-        hint = Hint("was it lowered because the way carries no more? Then leave it; else: {}", fix) if is_lowered else ""
+        hint = Hint("was it lowered on purpose, for a VPN or a switch? Then leave it; if not: {}", fix) if is_lowered else ""
         yield Problem("warn", message, hint, NO_COMMAND if is_lowered else fix)
 
 
@@ -95,12 +95,14 @@ def subnets(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
 
 
 def _second(node: Node, facts: Facts, interface: Interface, other: Interface, other_address: str, own: ipaddress.IPv4Network) -> Problem:
-    message = f"{interface.name} and {other.name} ({other_address}) are both in {own}: packets may leave and be answered by the wrong one"
+    message = (
+        f"{interface.name} and {other.name} ({other_address}) are both in {own}: packets may leave by one and be answered by the other"
+    )
     if other.kind == "virtual":
         hint = f"give {other.name} another subnet (Docker: default-address-pools in /etc/docker/daemon.json), then: {on_node(node, 'ip -br address')}"
         return Problem("warn", message, hint)
     off = as_root(node, facts, quote_words(["ip", "link", "set", "dev", other.name, "down"]))
-    hint = f'unplug or switch off the one that is not meant, or name the right one in cluster.toml, node {node.name}: interface = "{interface.name}" and: {off}'
+    hint = f'unplug or switch off the wrong one, or name the right one in cluster.toml, node {node.name}: interface = "{interface.name}" and: {off}'
     return Problem("warn", message, hint)
 
 
@@ -113,11 +115,11 @@ def _network(address: str) -> ipaddress.IPv4Network | None:
     return network if isinstance(network, ipaddress.IPv4Network) and network.prefixlen < 31 else None
 
 
-@check("network.virtual", "the node's place on the LAN is no tunnel and no bridge of containers", worst="warn", sees="network")
+@check("network.virtual", "the node's LAN interface is no tunnel and no container bridge", worst="warn", sees="network")
 def virtual(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """warn where the place on the LAN is a tunnel or a bridge of containers, which only cluster.toml can have asked for."""
     interface = chosen(evidence, node, facts)
     if interface is not None and interface.kind == "virtual":
         message = f"{interface.name} is a tunnel or a virtual bridge, as cluster.toml asks: every byte of the training goes through it"
-        hint = f"where the nodes share a LAN, leave lan_address and interface of node {node.name} out of cluster.toml"
+        hint = f"if the nodes share a LAN, take lan_address and interface of node {node.name} out of cluster.toml"
         yield Problem("warn", message, hint)

@@ -29,19 +29,19 @@ def place(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         f"{entry.name} {', '.join(entry.addresses)}" for entry in facts.network.interfaces if entry.addresses and entry.kind != "loopback"
     )
     if node.lan_address:
-        message = f"no interface holds the lan_address {node.lan_address} of cluster.toml"
+        message = f"no interface has the lan_address {node.lan_address} of cluster.toml"
     elif node.interface:
         message = f"the interface {node.interface} of cluster.toml is not there or has no address"
     elif evidence.cluster.network:
         message = f"no interface that is up has an address in {evidence.cluster.network}"
     else:
-        message = "which of its addresses is on the LAN is not clear"
+        message = "homelab cannot tell which of its addresses is on the LAN"
     hint = f'edit cluster.toml, node {node.name}: lan_address = "..." (or interface); to see them: {on_node(node, "ip -br address")}'
     behind = nat.explanation(evidence, node.name)
-    yield Problem("fail", f"{message} (there is {addresses or 'none but loopback'})", behind.hint if behind else hint)
+    yield Problem("fail", f"{message} (it has {addresses or 'only loopback'})", behind.hint if behind else hint)
 
 
-@check("network.name", "the node's own name does not mean 127.x on itself", worst="warn", sees="network", after="network.virtual")
+@check("network.name", "the node's own name does not resolve to 127.x on the node", worst="warn", sees="network", after="network.virtual")
 def name(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """warn where the node's own name means itself only, as Debian and Ubuntu set it up."""
     if node.name not in evidence.lan:
@@ -49,7 +49,9 @@ def name(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     address = evidence.lan[node.name][0]
     loopback = [own for own in facts.network.own_name_addresses if own.startswith("127.")]
     if loopback and not address.startswith("127."):
-        message = f"its own name, {facts.system.hostname}, means {loopback[0]} on itself: programs that use the name do not find it"
+        message = (
+            f"its own name, {facts.system.hostname}, resolves to {loopback[0]} on the node: other nodes cannot reach it by that address"
+        )
         if not _HOSTNAME.fullmatch(facts.system.hostname):  # it would become part of a program of sed
             yield Problem(
                 "warn", message, f"give it a usable name: {as_root(node, facts, quote_words(['hostnamectl', 'hostname', node.name]))}"
@@ -97,8 +99,10 @@ def port(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
             holder += f", which {alive.what_it_does(evidence, node, facts, facts.network.port.holder_run)}"
             hint = Hint("start after it: {}; or {}", alive.after(facts.network.port.holder_run), other)
     elif _OWN_LISTENER in (facts.network.port.holder or ""):
-        holder = f"another homelab command, which tries it just now (pid {facts.network.port.holder_pid})"
-        hint = "wait until that preflight, launch or recovery has looked at the network, half a minute at most, then the same command again"
+        holder = f"another homelab command, which tests it now (pid {facts.network.port.holder_pid})"
+        hint = (
+            "wait until that preflight, launch or recovery has tested the network (half a minute at most), then run the same command again"
+        )
     elif facts.network.port.holder_pid:  # only root and the process's own user see the pid
         holder = f"{facts.network.port.holder or 'a process'} (pid {facts.network.port.holder_pid})"
         fix = on_node(node, f"kill {facts.network.port.holder_pid}")
@@ -106,10 +110,10 @@ def port(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     else:
         holder = "a process of another user"
         hint = f"{other}; to see it: {as_root(node, facts, f'ss -tlnp sport = :{number}')}"
-    yield Problem("fail", f"the rendezvous port {number} is held by {holder}", hint, fix)
+    yield Problem("fail", f"the rendezvous port {number} is in use by {holder}", hint, fix)
 
 
-@subject("network", "every node reaches every other one on any port, at the speed of the wire", after="gpu")
+@subject("network", "every node reaches every other one on any port, at the speed of the network", after="gpu")
 def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
     if node.name not in evidence.lan:
         return "one node: nothing to reach"

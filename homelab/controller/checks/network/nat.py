@@ -11,15 +11,15 @@ from homelab.controller.config.cluster import Node
 from homelab.controller.facts.node import Facts
 
 _WSL_HINT = (
-    "in Windows there, write into %UserProfile%\\.wslconfig: [wsl2] networkingMode=mirrored (Windows 11 22H2 or newer), "
-    "then in PowerShell: wsl --shutdown; and let the LAN in through Windows' firewall, as administrator: "
+    "in Windows on that machine, write into %UserProfile%\\.wslconfig: [wsl2] networkingMode=mirrored (Windows 11 22H2 or newer), "
+    "then in PowerShell: wsl --shutdown; and allow the LAN in the firewall of Windows, as administrator: "
     "Set-NetFirewallHyperVVMSetting -Name '{40E0AC32-46A5-438A-A0B2-2B479E8F2E90}' -DefaultInboundAction Allow"
 )
 
 
 @check(
     "network.nat",
-    "no translated address stands between the node and the others (WSL2, port forwarding)",
+    "no NAT stands between the node and the others (WSL2, port forwarding)",
     worst="fail",
     sees="network",
     after="network.place",
@@ -39,7 +39,7 @@ def explanation(evidence: Evidence, name: str) -> Problem | None:
         return None
     if facts.network.wsl is not None and facts.network.wsl != "mirrored":
         message = (
-            f"it is a WSL2 whose network is {facts.network.wsl}: Windows hides it behind an address of its own, and no node can dial it"
+            f"it is a WSL2 whose network is {facts.network.wsl}: Windows hides it behind its own address, so no node can connect to it"
         )
         return Problem("fail", message, _WSL_HINT)
     host = evidence.cluster.node(name).host
@@ -47,7 +47,7 @@ def explanation(evidence: Evidence, name: str) -> Problem | None:
     if not own or not _is_ipv4(host) or host in own or host.startswith("127."):
         return None
     addresses = ", ".join(address for address in own if not address.startswith("127.")) or "only loopback"
-    message = f"SSH reaches it at {host}, which none of its interfaces has (it has {addresses}): a port is forwarded to it, and no node can dial it"
+    message = f"SSH reaches it at {host}, which none of its interfaces has (it has {addresses}): a port is forwarded to it, so no node can connect to it"
     hint = (
         "put it on the same network as the others: a bridged instead of a NAT adapter for a virtual machine, host networking "
         f"for a container, a cable to the same switch; then edit cluster.toml, node {name}: host and lan_address"

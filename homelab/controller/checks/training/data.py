@@ -23,14 +23,14 @@ FAR_TOO_LONG = 10  # times seq_len: next to nothing of such a sample is trained 
 _ROW = re.compile(r", ((?:line|row) \d+)")
 
 
-@check("data.there", "data files that must lie on the node are there", worst="fail", sees="data", is_certain=True)
+@check("data.there", "data files that must be on the node are there", worst="fail", sees="data", is_certain=True)
 def there(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where a file that has to lie on the nodes is missing."""
     for role, path in evidence.data.items():
         file = facts.data.get(role)
         if file is not None and file.found:
             continue
-        problem = (file.problem if file else None) or "it is not there"
+        problem = (file.problem if file else None) or "it does not exist"
         message = f"{role} file {path}: {problem}"
         _, like = _common(evidence, role)
         if like:
@@ -48,7 +48,7 @@ def same(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         digest = file.sha256 if file is not None and file.found else None
         common, like = _common(evidence, role)
         if digest and digest != common:
-            message = f"{role} file {path} is not the one of {listed(like)} (sha256 {digest[:12]}, there {str(common)[:12]})"
+            message = f"{role} file {path} differs from that of {listed(like)} (sha256 {digest[:12]}, there {str(common)[:12]})"
             yield Problem("fail", message, fix=_copy(evidence, like[0], node, path))
 
 
@@ -68,7 +68,7 @@ def _copy(evidence: Evidence, source: str, node: Node, path: str) -> Command:
     return chain(make_folder, copy_between(evidence.cluster.node(source), path, node, path))
 
 
-@check("data.parses", "every row that was looked at can be read, and has the form that the worker needs", worst="fail", sees="sample")
+@check("data.parses", "every checked row can be read, and has a form that the worker knows", worst="fail", sees="sample")
 def parses(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """fail where the worker would refuse a row. It is the cluster's matter: the file is the same everywhere, or data.same says so."""
     for role, file in _sampled(evidence):
@@ -98,22 +98,22 @@ def truncated(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
             )
             enough = -(-file.longest_tokens // 64) * 64
             hint = Hint(
-                "edit the recipe: [train] seq_len = {} takes all of them ({} says whether it fits), or split long samples",
+                "edit the recipe: [train] seq_len = {} fits all of them ({} says whether there is memory), or split long samples",
                 enough,
                 homelab("plan"),
             )
             if file.longest_tokens > FAR_TOO_LONG * seq_len:
-                hint = Hint("edit the recipe: raise [train] seq_len ({} says what fits), or split long samples", homelab("plan"))
+                hint = Hint("edit the recipe: raise [train] seq_len ({} says how much fits), or split long samples", homelab("plan"))
             yield "", Problem("warn", message, hint)
         elif file.tokens_sampled and file.longest_at and file.longest_tokens > FAR_TOO_LONG * _seq_len(evidence):
             message = (
-                f"a sample of the {role} file has {file.longest_tokens} tokens, of which seq_len {_seq_len(evidence)} leaves "
+                f"a sample of the {role} file has {file.longest_tokens} tokens, of which seq_len {_seq_len(evidence)} keeps "
                 f"{_seq_len(evidence) / file.longest_tokens:.1%}: {file.longest_at}"
             )
             yield "", Problem("warn", message, "split it into several samples, or take it out if it came in by mistake")
 
 
-@check("data.loss", "the samples have something to learn within seq_len", worst="fail", sees="sample")
+@check("data.loss", "each sample has tokens to learn within seq_len", worst="fail", sees="sample")
 def loss(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """fail when no sample has text with loss within seq_len; warn when a tenth has no token with loss, or any has an empty answer."""
     for role, file in _sampled(evidence):
@@ -123,7 +123,7 @@ def loss(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
             continue
         every = file.rows_silent == file.tokens_sampled
         share = "no sample" if every else f"{1 - file.rows_silent / file.tokens_sampled:.0%} of the samples"
-        message = f"{share} of the train file {'has' if every else 'have'} a token that carries loss within seq_len {_seq_len(evidence)}"
+        message = f"{share} of the train file {'has' if every else 'have'} a token that is trained within seq_len {_seq_len(evidence)}"
         hint = "edit the recipe: raise [train] seq_len so that the answers fit, or set [data] completion_only = false"
         yield ("", Problem("fail" if every and file.whole and file.tokens_sampled == file.rows_read else "warn", message, hint))
 
@@ -137,8 +137,8 @@ def _mute(file: FileSample) -> Problem:
         if taught == 0
         else (f"{file.rows_mute} of {file.tokens_sampled} samples of the train file have an empty answer")
     )
-    message = f"{problem}: only its end carries loss, and the model learns to say nothing (the first: {file.mute_at})"
-    hint = "fill in the answers, or take these rows out" + ("; edit the recipe if they stand under another key" if every else "")
+    message = f"{problem}: only the end of the answer is trained, so the model learns to say nothing (the first: {file.mute_at})"
+    hint = "fill in the answers, or take these rows out" + ("; edit the recipe if the answers are in another column" if every else "")
     return Problem("fail" if every else "warn", message, hint)
 
 
@@ -153,7 +153,7 @@ def enough(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
         rows, unit = file.rows_read, "samples"
         if recipe.data.eval is None and recipe.data.eval_fraction > 0:
             rows -= min(max(round(rows * recipe.data.eval_fraction), 1), rows - 1)
-            unit = "samples that are not held out"
+            unit = "samples without the held-out ones"
         if recipe.data.packing and file.tokens_sampled:
             tokens = file.kept_tokens / file.tokens_sampled * rows
             rows, unit = (math.ceil(tokens / recipe.train.seq_len), f"packed rows of {recipe.train.seq_len} tokens, about")
@@ -161,7 +161,7 @@ def enough(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
             message = (
                 f"the train file has {rows} {unit}, less than one global batch of {recipe.train.global_batch}: every step is a whole epoch"
             )
-            yield ("", Problem("warn", message, f"edit the recipe: [train] global_batch = {rows} or less, or bring more data"))
+            yield ("", Problem("warn", message, f"edit the recipe: [train] global_batch = {rows} or less, or add more data"))
 
 
 def _sampled(evidence: Evidence) -> Iterator[tuple[str, FileSample]]:
@@ -179,9 +179,9 @@ def _needs(evidence: Evidence) -> str | None:
     if evidence.recipe is None:
         return lacks_recipe(evidence)
     if not evidence.data and (evidence.sample is None or not evidence.sample.files):
-        refused = f" (not looked into: {evidence.sample.refused})" if evidence.sample is not None and evidence.sample.refused else ""
+        refused = f" (not read: {evidence.sample.refused})" if evidence.sample is not None and evidence.sample.refused else ""
         of_hub = evidence.recipe.data is not None and evidence.recipe.data.train.startswith("hub:")
-        return f"nothing has to lie on the nodes: {'every node downloads it' if of_hub else 'files are shipped'}{refused}"
+        return f"no data has to be on the nodes: {'every node downloads it' if of_hub else 'files are shipped'}{refused}"
     return None
 
 
@@ -195,11 +195,11 @@ def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
             at = f" ({_row(file.longest_at)})" if file.longest_at else ""
             parts.append(f"{file.read_as or file.form}, {file.median_tokens} tokens a sample, at most {file.longest_tokens}{at}")
         if file.unused:
-            parts.append(f"{role}: of {file.tokens_sampled} rows nobody reads {', '.join(file.unused)}")
+            parts.append(f"{role}: of {file.tokens_sampled} rows, these keys are not used: {', '.join(file.unused)}")
         if file.revision:
-            parts.append(f"{role}: revision {file.revision[:12]} of the hub, {file.rows_read} rows looked at")
+            parts.append(f"{role}: revision {file.revision[:12]} of the hub, {file.rows_read} rows read")
         elif file.unread:
             parts.append(f"{role}: {file.unread}")
     if evidence.sample is not None and evidence.sample.refused:
-        parts.append(f"not looked into: {evidence.sample.refused}")
+        parts.append(f"not read: {evidence.sample.refused}")
     return "; ".join(parts)

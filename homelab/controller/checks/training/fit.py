@@ -23,7 +23,7 @@ from homelab.shared.protocol.memory_items import HELD
 TOLERANCE = 0.05
 
 
-@check("fit.memory", "every rank fits into the memory that is free on its card or machine", worst="fail", sees="plan")
+@check("fit.memory", "every rank fits into the free memory of its card or machine", worst="fail", sees="plan")
 def memory(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """fail when a rank does not fit; warn when it fits by less than the error of the estimate and nothing smaller can be chosen."""
     if isinstance(evidence.refused, scenario.DoesNotFit):
@@ -60,7 +60,7 @@ def _of_rank(evidence: Evidence, plan: Plan, rank: RankPlan) -> Iterator[Problem
             return
         yield Problem("fail", message, _fix(evidence, plan, rank))
     elif free - need < TOLERANCE * need and rank.token_cap is None and not _chosen_to_fill(evidence, rank):
-        message = f"{needs} of {decimal_size(free)} that are free: less room than the estimate is worth"
+        message = f"{needs} of {decimal_size(free)} that are free: closer than the error of the estimate"
         yield Problem("warn", message, _fix(evidence, plan, rank))
 
 
@@ -72,7 +72,7 @@ def _chosen_to_fill(evidence: Evidence, rank: RankPlan) -> bool:
 def _fix(evidence: Evidence, plan: Plan, rank: RankPlan) -> str:
     """The smallest edit of the recipe after which every rank fits, or the nodes on which it does already."""
     if ways := registry.of_plan(plan).ways_to_room(plan):
-        return Hint("{} shows what it is made of; {}", homelab("plan RECIPE"), ways)
+        return Hint("{} shows the items; {}", homelab("plan RECIPE"), ways)
     others = list(dict.fromkeys(other.node for other in plan.ranks if _fits(other) and other.node != rank.node))
     without = f"leave {rank.node} out: --nodes {','.join(others)}" if others else "take a smaller model"
     assert isinstance(evidence.recipe, TrainRecipe)
@@ -81,7 +81,7 @@ def _fix(evidence: Evidence, plan: Plan, rank: RankPlan) -> str:
     edits = recipe_edits.fixes(evidence.recipe, memory) if memory is not None else ()
     if edits:
         return Hint("{} writes a recipe that fits. Least: {}; or {}", homelab("plan RECIPE --fit"), edits[0], without)
-    return Hint("{} shows what it is made of; {}", homelab("plan RECIPE"), without) if _fits(rank) else without
+    return Hint("{} shows the items; {}", homelab("plan RECIPE"), without) if _fits(rank) else without
 
 
 def _fits(rank: RankPlan) -> bool:
@@ -101,7 +101,7 @@ def _needs(evidence: Evidence) -> str | None:
     return missing
 
 
-@subject("fit", "the training fits into the memory that is free", after="collective", needs=_needs)
+@subject("fit", "the training fits into the free memory", after="collective", needs=_needs)
 def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
     ranks = [rank for rank in evidence.plan.ranks if rank.node == node.name] if evidence.plan is not None else []
     if not ranks:

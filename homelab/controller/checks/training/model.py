@@ -52,7 +52,7 @@ def there(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
             yield Problem("fail", problem, Hint("{}, if this machine has the folder too; or from {}: {}", _SEND, source, copy), fix=copy)
         else:
             hint = Hint(
-                "{} sends it to the nodes, if this machine has the folder; is the path right? edit the recipe: [model] name = a folder, or a hub id like org/name",
+                "{} sends it to the nodes, if this machine has the folder; if the path is wrong, edit the recipe: [model] name = a folder, or a hub id like org/name",
                 _SEND,
             )
             yield Problem("fail", problem, hint)
@@ -61,9 +61,9 @@ def there(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
 def _in_its_place(model: ModelFacts) -> str:
     """The edit for a folder or a repository that holds something else than a base model."""
     if model.instead == "adapters":
-        whole = f'"{model.base}"' if model.base else "the model that they were trained on"
+        whole = f'"{model.base}"' if model.base else "the model that they belong to"
         return Hint(
-            "edit the recipe: [model] name = {}; to go on from these adapters, put them into their model first ({}), and name the result",
+            "edit the recipe: [model] name = {}; to continue from these adapters, merge them into their model first ({}), and name the result",
             whole,
             homelab("merge RUN"),
         )
@@ -75,7 +75,7 @@ def _in_its_place(model: ModelFacts) -> str:
     return f"edit the recipe: {model_forms.HELD[model.instead][1]}"
 
 
-@check("model.hub", "a base model that has to be downloaded can be", worst="fail", sees="model")
+@check("model.hub", "the base model can be downloaded if a node lacks it", worst="fail", sees="model")
 def hub(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where a model has to be downloaded and the hub is out of reach, or not to be asked."""
     model = _wanted(evidence)
@@ -84,7 +84,7 @@ def hub(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     problem = f"{model.name}: {facts.model.problem or 'it is not there'}"
     if facts.model.hub == "offline":
         download = _download(model, node, before="HF_HUB_OFFLINE=0 TRANSFORMERS_OFFLINE=0 ")
-        yield Problem("fail", f"{problem}, and HF_HUB_OFFLINE is set on this node: nothing is downloaded", fix=download)
+        yield Problem("fail", f"{problem}, and HF_HUB_OFFLINE is set on this node, so nothing is downloaded", fix=download)
         return
     asked = on_node(node, "curl -sSI https://huggingface.co")
     hint = Hint("{} fetches it on this machine and sends it to the nodes; or does {} reach the internet? {}", _SEND, node.name, asked)
@@ -106,10 +106,10 @@ def licence(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         return
     if _refused_by_hub(evidence):  # a node has asked: model.name says more
         return
-    message = f"{model.name}: not in the hub cache; its download asks for {terms}, and there is no token of the hub on this node"
+    message = f"{model.name}: not in the hub cache; its download needs {terms}, and there is no token of the hub on this node"
     login = on_node(node, f"{_tool(node)} auth login", options=["-t"])  # it asks for the token
     hint = f"accept the terms at https://huggingface.co/{model.name}, make a token at https://huggingface.co/settings/tokens, then: {login}"
-    yield Problem("fail", message, f"{hint}; or set HF_TOKEN here: a launch takes it along")
+    yield Problem("fail", message, f"{hint}; or set HF_TOKEN here: a launch sends it to the nodes")
 
 
 def _refused_by_hub(evidence: Evidence) -> bool:
@@ -120,7 +120,7 @@ def _to_be_downloaded(facts: Facts) -> bool:
     return facts.model is not None and not facts.model.found and not facts.model.damaged
 
 
-@check("model.same", "config.json of the base model says the same on every node", worst="fail", sees="model")
+@check("model.same", "config.json of the base model is the same on every node", worst="fail", sees="model")
 def same(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where config.json says another model than on most nodes."""
     if facts.model is None or not facts.model.found:
@@ -129,7 +129,7 @@ def same(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     common, like = _common_config(evidence)
     if own_config != common:
         keys = _differing_keys(json.loads(own_config), json.loads(common))
-        message = f"config.json is not that of {listed(like)}: {'; '.join(keys[:3])}{' ...' if len(keys) > 3 else ''}"
+        message = f"config.json differs from that of {listed(like)}: {'; '.join(keys[:3])}{' ...' if len(keys) > 3 else ''}"
         yield Problem("fail", message, fix=_alike(evidence, node, like[0]))
 
 
@@ -141,7 +141,7 @@ def files(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         return
     damaged = [name for name, file in facts.model.files.items() if file.sha256 and file.blob and file.sha256 != file.blob]
     if damaged:
-        message = f"{listed(damaged)} {_is(damaged)} damaged: not what was downloaded from the hub (sha256)"
+        message = f"{listed(damaged)} {_is(damaged)} damaged: not the file of the hub (sha256)"
         yield Problem("fail", message, fix=_download(model, node, "--force-download"))
         return
     _, like = _common_config(evidence)
@@ -189,13 +189,11 @@ def _another_size(evidence: Evidence, node: Node, models: Mapping[str, ModelFact
     size = majority(sizes, evidence.head)
     if sizes[node.name] != size:
         holders = [name for name in models if sizes[name] == size]
-        message = f"its files have {sizes[node.name]} bytes, those of {listed(holders)} {size}: not the same copy"
+        message = f"its files have {sizes[node.name]} bytes, those of {listed(holders)} {size}: they are not the same copy"
         yield Problem("warn", message, fix=_alike(evidence, node, holders[0]))
 
 
-@check(
-    "model.chat_template", "the tokenizer has a chat template where the data is chat", worst="fail", sees="model", after="model.tokenizer"
-)
+@check("model.chat_template", "the tokenizer has a chat template if the data is chat", worst="fail", sees="model", after="model.tokenizer")
 def chat_template(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where the data is chat and the tokenizer has no template for it (the worker's own rule)."""
     recipe, sample = evidence.recipe, evidence.sample
@@ -281,7 +279,7 @@ def _differing_keys(own: dict[str, Any], common: dict[str, Any]) -> list[str]:
     ]
 
 
-@subject("model", "the base model is there or can be downloaded, whole and the same everywhere", after="memory", needs=lacks_model)
+@subject("model", "the base model is there or can be downloaded, complete and the same everywhere", after="memory", needs=lacks_model)
 def _summary(evidence: Evidence, node: Node, facts: Facts) -> str:
     if facts.model is None:
         return "not looked at"

@@ -15,7 +15,11 @@ from homelab.shared.protocol.worker_messages import BuildResult
 
 
 @check(
-    "model.name", "the hub has a model of that name, whole, and gives it to this token", worst="fail", sees="build", after="model.licence"
+    "model.name",
+    "the hub has a model of that name, complete, and this token may download it",
+    worst="fail",
+    sees="build",
+    after="model.licence",
 )
 def name(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """fail for a name or revision that the hub does not know, a gate, a token that it refuses, no way to it; warn where it is busy. Asked where no node has the model."""
@@ -33,20 +37,22 @@ def kind(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """fail for a type that transformers does not know, code of its own, an encoder, a config.json that contradicts itself; warn where nobody could build it."""
     if evidence.build is not None and evidence.build.refused:
         hint = Hint(
-            "{} tries it with a real step; to go on without this look: {}", homelab("plan RECIPE"), homelab("preflight --skip model.kind")
+            "{} tries it with a real step; to continue without this check: {}",
+            homelab("plan RECIPE"),
+            homelab("preflight --skip model.kind"),
         )
-        yield evidence.build.node, Problem("warn", f"not built without its weights: {evidence.build.refused}", hint)
+        yield evidence.build.node, Problem("warn", f"the base model was not tested: {evidence.build.refused}", hint)
     yield from _found(evidence, "kind")
 
 
-@check("model.stored", "the method goes with how the weights are stored (GPTQ, AWQ, FP8, bitsandbytes)", worst="fail", sees="build")
+@check("model.stored", "the method can train weights that are stored like these (GPTQ, AWQ, FP8, bitsandbytes)", worst="fail", sees="build")
 def stored(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """fail where a checkpoint is quantised already in a way that the method cannot train; warn where a quantised base leaves experts in 16 bits."""
     yield from _found(evidence, "stored")
     built = evidence.build
     if built is not None and built.loose_experts_bytes:
         message = (
-            f"the routed experts stay in 16 bits ({decimal_size(built.loose_experts_bytes)}): a quantised base narrows linear layers alone, "
+            f"the routed experts stay in 16 bits ({decimal_size(built.loose_experts_bytes)}): only linear layers are quantised, "
             "and these are fused into larger tensors"
         )
         yield (
@@ -54,7 +60,7 @@ def stored(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
             Problem(
                 "warn",
                 message,
-                Hint("{} says whether they fit; a dense model of that size is held in 4 bits whole", homelab("plan RECIPE")),
+                Hint("{} says whether they fit; a dense model of that size is quantised completely", homelab("plan RECIPE")),
             ),
         )
 
@@ -65,13 +71,13 @@ def weights(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     yield from _found(evidence, "weights")
 
 
-@check("model.adapters", "the adapters of [method] targets have layers to go on", worst="fail", sees="build")
+@check("model.adapters", "[method] targets names layers that the model has", worst="fail", sees="build")
 def adapters(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """fail where PEFT cannot put the adapters on this model."""
     yield from _found(evidence, "adapters")
 
 
-@check("model.gradient", "every weight to train gets a gradient from a text", worst="warn", sees="build")
+@check("model.gradient", "every trained weight gets a gradient from text", worst="warn", sees="build")
 def gradient(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """warn where weights that are to be trained cannot be reached by a text (towers for images and sounds)."""
     yield from _found(evidence, "gradient")
@@ -96,10 +102,10 @@ def ids(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     if built is None or built.embedding_rows is None or built.largest_id is None or built.largest_id < built.embedding_rows:
         return
     named = ", ".join(f"{text!r} ({number})" for number, text in built.beyond.items())
-    seen = f"the tokenizer has {named}, and the embedding has the ids 0 to {built.embedding_rows - 1} alone"
+    seen = f"the tokenizer has {named}, and the embedding has only the ids 0 to {built.embedding_rows - 1}"
     widen = (
-        "is the tokenizer this model's own? Copy the folder again. If tokens were added to it, widen the model: "
-        "model.resize_token_embeddings(len(tokenizer)), save both, and name that folder"
+        "does the tokenizer belong to this model? If not, copy the folder again. If tokens were added to it, enlarge the model: "
+        "model.resize_token_embeddings(len(tokenizer)), save both, and name that folder in the recipe"
     )
     largest = max((file.largest_id for file in evidence.sample.files.values()), default=0) if evidence.sample is not None else 0
     if largest >= built.embedding_rows:
@@ -108,7 +114,7 @@ def ids(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
         yield built.node, Problem("warn", f"{seen}: a row with such a token would end the run (none of the sampled rows has one)", widen)
 
 
-@check("model.positions", "seq_len is within the positions of the model", worst="fail", sees="build")
+@check("model.positions", "seq_len is not longer than the model allows", worst="fail", sees="build")
 def positions(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     """fail where the data has a row that is longer than the model's absolute positions; warn where seq_len allows one, and beyond rotary positions."""
     recipe, built = evidence.recipe, evidence.build
@@ -145,7 +151,7 @@ def _found(evidence: Evidence, topic: str) -> Iterator[tuple[str, Problem]]:
     for finding in built.findings:
         if finding.topic == topic:
             where = f" ({finding.where})" if finding.where and finding.where not in finding.message else ""
-            hint = advice(built.node, finding.hint) or Hint("see what it is about: {}", homelab("explain", f"model.{topic}"))
+            hint = advice(built.node, finding.hint) or Hint("to read about it: {}", homelab("explain", f"model.{topic}"))
             yield built.node, Problem(finding.level, f"{finding.message}{where}", hint)
 
 

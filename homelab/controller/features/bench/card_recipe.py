@@ -96,8 +96,8 @@ def refuse_unready(node: str, facts: Facts, kind: Kind) -> None:
     if facts.runs.alive:
         run = facts.runs.alive[0]
         raise HomelabError(
-            "a run is at work on this node: a card that trains already would measure neither", where=f"node {node}, run {run}",
-            hint=Hint("wait for its end ({}), or end it: {}", homelab("status", run), homelab("stop", run)),
+            "a run is working on this node: a card that already trains cannot be measured", where=f"node {node}, run {run}",
+            hint=Hint("wait until it ends ({}), or stop it: {}", homelab("status", run), homelab("stop", run)),
         )  # fmt: skip
 
 
@@ -117,8 +117,8 @@ def card_of(node: str, facts: Facts, index: int | None) -> GpuFacts | None:
     if card and holders:
         by = ", ".join(f"{one.program or 'a process'}{f' (pid {one.pid})' if one.pid else ''}" for one in holders[:3])
         raise HomelabError(
-            f"something computes on this card: {by}", where=f"node {node}, GPU {card.index} ({cards.short(card.name)})",
-            hint=Hint("end it there, then again: {}", homelab("bench card", node)),
+            f"another program computes on this card: {by}", where=f"node {node}, GPU {card.index} ({cards.short(card.name)})",
+            hint=Hint("end it there, then run again: {}", homelab("bench card", node)),
         )  # fmt: skip
     return card
 
@@ -132,11 +132,11 @@ def recipe_of(node: str, facts: Facts, card: GpuFacts | None, kind: Kind) -> Car
     if recipe is None:
         smaller = homelab("bench card", node, "--method qlora" if kind == "lora" else "")
         hint = Hint(
-            "end what holds it (nvidia-smi, or ps aux --sort=-rss | head, names it){}: {}",
+            "end the programs that use it (nvidia-smi, or ps aux --sort=-rss | head, names them){}: {}",
             ", or measure with a smaller base" if kind == "lora" else "; then",
             smaller,
         )
         rest = f"; of the machine {binary_size(host)}" if card and host is not None else ""
         free_text = "an unknown part" if free is None else binary_size(free)
-        raise HomelabError(f"no model that measures it has room: {free_text} of its memory is free{rest}", where=f"node {node}", hint=hint)
+        raise HomelabError(f"there is no room for a test model: {free_text} of its memory is free{rest}", where=f"node {node}", hint=hint)
     return recipe

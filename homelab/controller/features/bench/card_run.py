@@ -141,7 +141,7 @@ def _until_done(node: str, lines: queue.Queue[short_job.NodeLine], say: Say) -> 
         if done is not None and (done.ended is not None or now_s - done_s > _LAST_WORDS_S):
             return done
         if now_s - heard_s > SILENT_S or now_s - began_s > LIMIT_S + SILENT_S:
-            why = f"nothing was heard from this node for {now_s - heard_s:.0f} s while its card was measured"
+            why = f"this node did not answer for {now_s - heard_s:.0f} s while its card was measured"
             raise UnreachableError(why, where=f"node {node}", hint=homelab("preflight --nodes", node))
         with contextlib.suppress(queue.Empty):
             _, text = lines.get(timeout=0.1)
@@ -170,7 +170,7 @@ def _line(node: str, text: bytes | None) -> CollectiveLine:
         return read(CollectiveLine, answer)
     except (ValueError, ValidationError):
         raise HomelabError(
-            "it answered with something that homelab's agent does not say", where=f"node {node}", hint=homelab("preflight --nodes", node)
+            "it answered with something that homelab's agent never sends", where=f"node {node}", hint=homelab("preflight --nodes", node)
         ) from None
 
 
@@ -190,7 +190,7 @@ def _failure(node: str, line: CollectiveLine, rank: CollectiveRank | None) -> Ho
         for text in ((rank.error if rank else None) or "", *(ended.errors if ended else ()), *(ended.log if ended else ()))
         if text and text.strip()
     ]
-    why = words[0 if rank and rank.error else -1][:500] if words else "the program ended and said nothing"
+    why = words[0 if rank and rank.error else -1][:500] if words else "the program ended and printed nothing"
     return HomelabError(f"the card could not be measured: {why}", where=f"node {node}", hint=homelab("preflight --nodes", node))
 
 
@@ -214,17 +214,17 @@ def _results(line: CollectiveLine) -> dict[str, Any]:
 
 def _judged(row: dict[str, Any], has_card: bool, node: str) -> MeasuredCardSpeed:
     """The row, typed and bounded: what a node says is material. Raises HomelabError for what no card can have done."""
-    hint = Hint("measure again; if it stays so, the card or its driver lies: {}", homelab("doctor", node))
+    hint = Hint("measure again; if the result is the same, the card or its driver reports wrong values: {}", homelab("doctor", node))
     try:
         found = MeasuredCard.model_validate(row)
     except ValidationError as error:
         (location, message), *_ = faults_of(error, MeasuredCard)
         raise HomelabError(
-            f"the node's answer is no measurement: {message}", where=f"node {node}, {'.'.join(map(str, location))}", hint=hint
+            f"the node's answer is not a measurement: {message}", where=f"node {node}, {'.'.join(map(str, location))}", hint=hint
         ) from error
     if not has_card:
         return MeasuredCardSpeed(found, None)
     fault = measured_cards.fault(found)
     if fault is not None and fault[0] != "card":
-        raise HomelabError(f"what was measured cannot be: {fault[1]}", where=f"node {node}, {fault[0]}", hint=hint)
+        raise HomelabError(f"the measurement is impossible: {fault[1]}", where=f"node {node}, {fault[0]}", hint=hint)
     return MeasuredCardSpeed(found, None if fault else measured_cards.of_guess(found))

@@ -51,7 +51,7 @@ def cells_of(suite: Suite, ranks_of: Mapping[str, int]) -> tuple[Cell, ...]:
             raise InputError(
                 f'two cells would have one name, "{cell.file_stem}"',
                 where="the suite, `variations` and `nodes`",
-                hint="give the variations names that differ in letters or digits",
+                hint="give the variations names with different letters or digits",
             )
     return tuple(cells)
 
@@ -64,9 +64,9 @@ def _sets(chosen: NodeSet, names: Sequence[str]) -> list[tuple[str, ...]]:
     if isinstance(chosen, int):
         if chosen > len(names):
             raise InputError(
-                f"{chosen} nodes are asked for, and there are {len(names)}: {', '.join(names)}",
+                f"{chosen} nodes are asked for, but there are {len(names)}: {', '.join(names)}",
                 where="the suite, `nodes`",
-                hint='"all" is as many as there are',
+                hint='"all" means all of them',
             )
         return [tuple(names[:chosen])]
     for name in chosen:
@@ -77,5 +77,5 @@ def _sets(chosen: NodeSet, names: Sequence[str]) -> list[tuple[str, ...]]:
                 hint=f"the cluster has {', '.join(names)}",
             )
     if len(set(chosen)) < len(chosen):
-        raise InputError(f"a node is there twice: {', '.join(chosen)}", where="the suite, `nodes`", hint="name each node once")
+        raise InputError(f"a node is named twice: {', '.join(chosen)}", where="the suite, `nodes`", hint="name each node once")
     return [tuple(name for name in names if name in chosen)]

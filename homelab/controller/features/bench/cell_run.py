@@ -94,7 +94,7 @@ class CellRun:
                     return self._measured(fleet, paths, repeat, number)
             except _Disturbed as disturbance:
                 because = f"{disturbance}, {number} time{'s' if number > 1 else ''}"
-                say(f"{self.cell.label}: {because}; once more")
+                say(f"{self.cell.label}: {because}; again")
             except HomelabError as error:
                 because, state = error.message.splitlines()[0], "failed" if paths else "refused"
                 break
@@ -122,7 +122,7 @@ class CellRun:
                 if snapshot.state == "done":
                     return
                 stop.stop(fleet, paths, lambda text: None)
-                reason = snapshot.diagnosis.title if snapshot.diagnosis else f"the run ended as {snapshot.state}"
+                reason = snapshot.diagnosis.title if snapshot.diagnosis else f"the run ended in the state {snapshot.state}"
                 raise HomelabError(reason, where=paths.name, hint=homelab("why", paths.name))
             if snapshot.step != told:
                 say(f"{self.cell.label}: step {snapshot.step} of {self.suite.steps}")
@@ -143,7 +143,7 @@ class CellRun:
         lines = counted(sources.metrics, {number: one.resume_step for number, one in sources.plans.items()})
         measured = measure(lines, plan.world_size, self.suite.warmup)
         if measured is None:
-            return self._without_measurement(repeat, "failed", "not every step of every rank was gathered", paths)
+            return self._without_measurement(repeat, "failed", "some steps of some ranks are missing", paths)
         return Result(
             variation=self.cell.variation, strategy=self.cell.strategy, nodes=self.cell.nodes, repeat=repeat, state="done", run=paths.name, tries=tries,
             measured=measured, plan_tokens_per_s=plan.time.tokens_per_s if plan.time else None,

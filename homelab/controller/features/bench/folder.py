@@ -45,7 +45,7 @@ class BenchmarkFolder:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise HomelabError(
-                    "another homelab bench is at work in this folder",
+                    "another homelab bench is working in this folder",
                     where=str(self.root),
                     hint="wait for it, or name another folder with --output",
                 ) from None

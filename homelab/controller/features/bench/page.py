@@ -52,7 +52,7 @@ def render(about: About, cells: Sequence[Summary], results: Sequence[Result]) ->
     sections = (
         ("cells", "Cells", page_tables.table("Medians over the runs of each cell", heads, table.rows(cells))),
         ("charts", "Over the number of nodes", f'<div class="charts">{drawn}</div>'),
-        ("reasons", "What has no figure, and why", f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""),
+        ("reasons", "Missing figures, and why", f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""),
         ("machines", "Machines and versions", _machines(results)),
         ("repeat", "To repeat it", _commands(about)),
     )
@@ -103,7 +103,7 @@ def chart_curves(cells: Sequence[Summary]) -> tuple[Curve, ...]:
         ),
         _chart_curve(
             "Memory",
-            "GiB, the rank that held most",
+            "GiB, the rank with the most memory",
             cells,
             lambda cell: None if cell.memory_bytes is None else gibibytes(cell.memory_bytes),
         ),
@@ -144,5 +144,5 @@ def _chart_curve(name: str, unit: str, cells: Sequence[Summary], value_of: Calla
             points = [CurvePoint(step=count, value=value) for count, cell in sorted(best.items()) if (value := value_of(cell)) is not None]
             if points:
                 series.append(Series(label=f"{strategy}, {variation}" if variation else strategy, points=tuple(points)))
-    note = "" if series else "Nothing of this is known yet."
+    note = "" if series else "Nothing is known yet."
     return Curve(name=name, unit=unit, series=tuple(series), note=note, over=_OVER)

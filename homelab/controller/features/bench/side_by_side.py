@@ -162,10 +162,10 @@ def _cost(one: RunComparison, price: EnergyPrice) -> str:
 def _sentence(one: RunComparison, first: str) -> str:
     if one.differs:
         more = f" and {len(one.differs) - _MOST_SHOWN} more" if len(one.differs) > _MOST_SHOWN else ""
-        return f"{one.side.run} is another training than {first}: {'; '.join(one.differs[:_MOST_SHOWN])}{more}"
+        return f"{one.side.run} is a different training from {first}: {'; '.join(one.differs[:_MOST_SHOWN])}{more}"
     if one.curve_difference is None:
         return f"{one.side.run} and {first} have no step in common yet"
     words = f"over {one.common_steps} common steps their losses differ by at most {one.curve_difference:.2g} of the loss"
     if one.is_same:
         return f"{one.side.run} is the same training as {first}: {words}, which is rounding"
-    return f"{one.side.run} HAS ANOTHER CURVE than {first}: {words}, and the recipe is the same; that is more than rounding"
+    return f"{one.side.run} HAS A DIFFERENT CURVE from {first}: {words}, although the recipe is the same; that is more than rounding"

@@ -50,7 +50,7 @@ class SuiteRun:
         if left:
             with Fleet(self.cluster) as fleet:
                 for paths in left:
-                    say(f"stopping {paths.name}, which an interrupted benchmark has left")
+                    say(f"stopping {paths.name}, left by an interrupted benchmark")
                     stop.stop(fleet, paths, say)
         for result in self.folder.results() if again else ():
             if result.state != "done":

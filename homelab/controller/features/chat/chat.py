@@ -75,8 +75,8 @@ def nodes_to_ask(paths: RunPaths) -> list[str]:
     plan = run_folder.plan_of(paths)
     if run_folder.description_of(paths).recipe.model is None:
         raise InputError(
-            "this run was trained by its own [script]: only that program knows how to ask its model",
+            "this run used a [script]: only that program can ask its model",
             where=paths.name,
-            hint=Hint("look for what it has written below the run's folder on the nodes: {}", homelab("status")),
+            hint=Hint("look for its files below the run's folder on the nodes: {}", homelab("status")),
         )
     return [plan.head, *(node.name for node in plan.nodes if node.name != plan.head)]

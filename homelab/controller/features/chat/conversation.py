@@ -73,9 +73,9 @@ def begin(fleet: Fleet, paths: RunPaths, models: Sequence[str]) -> NodeConversat
             return _open(fleet, paths, name, models)
         except NoRoomError as error:
             if registry.of_plan(run_folder.plan_of(paths)).cuts_layers:
-                hint = Hint("one question is answered across them: {}", homelab("chat --prompt Hello", paths.name))
+                hint = Hint("a single question works: {}", homelab("chat --prompt Hello", paths.name))
                 raise NoRoomError(
-                    f"{error.message}; and a conversation is not held across the stages of a pipeline", where=error.where, hint=hint
+                    f"{error.message}; and a conversation does not work across the stages of a pipeline", where=error.where, hint=hint
                 ) from error
             first = first or error
         except HomelabError as error:
@@ -114,7 +114,7 @@ def _message(stream: Stream, node: str, run: str) -> dict[str, Any]:
     except ValueError:
         message = None
     if not isinstance(message, dict):
-        raise HomelabError("the model's program ended without a word", where=f"node {node}", hint=homelab("chat --prompt Hello", run))
+        raise HomelabError("the model's program ended without an answer", where=f"node {node}", hint=homelab("chat --prompt Hello", run))
     return message
 
 

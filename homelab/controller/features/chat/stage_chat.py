@@ -44,7 +44,7 @@ def ask(fleet: Fleet, plan: Plan, question: Mapping[str, Any], *, because: str, 
     plan = plan.model_copy(update={"master_port": _port(fleet, plan)})
     job = f"chat-{secrets.token_hex(4)}"
     names = [node.name for node in plan.nodes]
-    say(f"the model is being loaded in stages: {layers(plan)}")
+    say(f"loading the model in stages: {layers(plan)}")
     streams: dict[str, Stream] = {}
     watch = _Watch(plan)
     try:
@@ -61,7 +61,7 @@ def ask(fleet: Fleet, plan: Plan, question: Mapping[str, Any], *, because: str, 
             on_all(streams, lambda node: streams[node].close())
             left = short_job.end(fleet, job, [node for node in names if node not in watch.clean], watch.silent(time.monotonic()))
     notes = [f"answered across {len(plan.ranks)} stages, because {because}: {layers(plan)}", *watch.notes()]
-    notes += [f"what is left of it on {name} could not be seen: homelab preflight names it" for name in left]
+    notes += [f"homelab could not check whether processes of it are left on {name}: homelab preflight names them" for name in left]
     return watch.answering_node(), {"answer": watch.answer(), "notes": notes}
 
 
@@ -79,7 +79,7 @@ def _port(fleet: Fleet, plan: Plan) -> int:
         if name not in known:
             raise HomelabError(
                 f"the model has {layers(plan, name)}, and this node is not in cluster.toml", where=plan.run,
-                hint=Hint("write the node into cluster.toml again, or have the layers cut anew: {}", homelab("recover", plan.run)),
+                hint=Hint("add the node to cluster.toml again, or divide the layers again: {}", homelab("recover", plan.run)),
             )  # fmt: skip
     answers, errors = fleet.ask("free-port", FreePortRequest(low=plan.master_port + 1), names=names)
     for name, error in errors.items():
@@ -166,7 +166,7 @@ class _Watch:
             else:
                 self._lines[name] = read(CollectiveLine, answer)
         except (ValueError, ValidationError):
-            self._lost[name] = "it answered with something that homelab's agent does not say"
+            self._lost[name] = "it answered with something that homelab's agent never sends"
 
     def _is_done(self) -> bool:
         """Whether the last stage is: nobody needs the others then, and some may end before they have said that they are."""
@@ -195,9 +195,7 @@ class _Watch:
                 where = plain_lines(parts.get("where", ""))
                 hint = advice(name, parts.get("hint")) or homelab("status", self._plan.run)
                 raise HomelabError(parts["message"], where=f"node {name}{', ' if where else ''}{where}", hint=hint)
-        away = self._lost | dict.fromkeys(
-            self.silent(now_s), f"nothing was heard from this node for {SILENT_S:.0f} s while the model answered"
-        )
+        away = self._lost | dict.fromkeys(self.silent(now_s), f"this node did not answer for {SILENT_S:.0f} s while the model answered")
         ended = {name: _last_words(line) for name, line in self._lines.items() if self._is_over(name) and name not in errors}
         if self._trouble_s is None and (away or errors or ended):
             self._trouble_s = now_s
@@ -225,4 +223,4 @@ def _last_words(line: CollectiveLine) -> str:
         if signal := re.search(r"Signal \d+ \((\w+)\) received by PID \d+", text):
             return f"a rank was ended by {signal.group(1)}"
     words = [text.strip() for text in (*line.ended.log, *line.ended.errors) if text.strip()]
-    return words[-1][:500] if words else f"torchrun ended with exit code {line.ended.returncode} and said nothing"
+    return words[-1][:500] if words else f"torchrun ended with exit code {line.ended.returncode} and printed nothing"

@@ -72,7 +72,7 @@ def from_argument(word: str) -> Candidate:
     )
     if (colon and candidate.port is None) or not is_usable(candidate):
         raise InputError(
-            f"{word!r} names no machine; allowed: [user@]host[:port], where `ssh host` works",
+            f"{word!r} names no machine; allowed: [user@]host[:port], if `ssh host` works",
             where="HOST, on the command line",
             hint=homelab("init --help"),
         )

@@ -14,10 +14,10 @@ from homelab.controller.base.errors import InputError
 from homelab.controller.config.lines import key_lines
 
 NEW_FILE = """\
-# The machines that train together. `homelab init` wrote this file. Run again, it adds what is new and keeps your edits and comments.
+# The machines that train together. `homelab init` wrote this file. Run again, it adds new machines and keeps your edits and comments.
 [cluster]
 
-[defaults]  # any key of a node may stand here: user, port, identity_file, python, workdir, ...
+[defaults]  # any key of a node may be here: user, port, identity_file, python, workdir, ...
 """
 
 Value = str | int | list[dict[str, str | int | float]]
@@ -54,7 +54,7 @@ def with_nodes(text: str, nodes: Sequence[NewNode]) -> str:
 
 def with_network(text: str, network: str) -> str:
     """The text with [cluster] network. Where there is no [cluster], it is the last section."""
-    line = f"network = {_written(network)}  # the LAN that the nodes share\n"
+    line = f"network = {_written(network)}  # the LAN of the nodes\n"
     place = key_lines(text).get(("cluster",))
     if place is None:
         gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
@@ -76,7 +76,7 @@ def _replaced(text: str, index: int, key: str, value: Value) -> str:
     document = tomlkit.parse(text)
     if tomlkit.dumps(document) != text:  # tomlkit moves [[nodes]] sections together that stand apart
         raise InputError(
-            "this file cannot be changed without moving parts of it", where="cluster.toml, the [[nodes]] sections",
+            "homelab cannot change this file without moving parts of it", where="cluster.toml, the [[nodes]] sections",
             hint=f"edit cluster.toml: put the [[nodes]] sections one after the other, or write: {key} = {_written(value)}",
         )  # fmt: skip
     section = document["nodes"][index]

@@ -37,7 +37,7 @@ def replace(path: Path, before: Before | None, text: str) -> None:
     now = path.read_bytes() if path.exists() else None
     if now != (before.content if before else None):
         raise HomelabError(
-            "this file was changed meanwhile, and nothing is written", where=str(path), hint=Hint("run it again: {}", homelab("init"))
+            "this file was changed meanwhile, so nothing was written", where=str(path), hint=Hint("run it again: {}", homelab("init"))
         )
     mark = _MARK if before is not None and before.content.startswith(_MARK) else b""
     target = path.resolve()  # of a link, the file itself

@@ -85,7 +85,7 @@ def initialise(path: Path, hosts: Sequence[str], questions: Questions, *, scan: 
     talk = _Talk(questions, say, note)
     before = cluster_file.read(path)
     if before is not None and is_example(before.content):
-        note(f"{path} was the example that homelab ships; the machines found now stand in its place")
+        note(f"{path} was the example file of homelab; the machines that were found replace its nodes")
         kept = None
     else:
         kept = before.text if before is not None else None
@@ -154,7 +154,7 @@ def _with_moved(draft: Draft, candidates: dict[str, Candidate], greeted: Greeted
         greeted.remembered, {place: greeted.greetings[place] for place in candidates if place in greeted.greetings}
     ).items():
         candidate, key = candidates[place], greeted.keys[place]
-        talk.note(f"{name} is at {candidate.host} now: the same host key answers there")
+        talk.note(f"{name} is at {candidate.host} now: it has the same host key")
         draft = draft.with_place(name, candidate).only(set(draft.new) - {place})
         key.remember(draft.cluster())
         greeted.greetings[name], greeted.keys[name] = greeted.greetings.pop(place), replace(greeted.keys.pop(place), is_known=True)
@@ -239,6 +239,6 @@ def _raise_nothing(talk: _Talk, path: Path) -> None:
     for error in talk.left_out.values():
         raise error
     raise InputError(
-        "no machine is chosen, and a cluster has at least one", where=str(path),
-        hint=Hint("name one that `ssh HOST` reaches: {}; or this machine alone: {}", homelab("init HOST"), homelab("init --this-machine")),
+        "no machine was chosen, and a cluster needs at least one", where=str(path),
+        hint=Hint("name a machine that `ssh HOST` reaches: {}; or use this machine alone: {}", homelab("init HOST"), homelab("init --this-machine")),
     )  # fmt: skip

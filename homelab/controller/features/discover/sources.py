@@ -62,7 +62,7 @@ def from_mdns(note: Say) -> list[Candidate]:
     try:
         import zeroconf
     except ImportError:
-        note(f"mDNS was not asked; to ask it: {package.install('zeroconf')}")
+        note(f"mDNS was not used; to use it: {package.install('zeroconf')}")
         return []
     names: list[str] = []
 
@@ -87,7 +87,7 @@ def from_mdns(note: Say) -> list[Candidate]:
             with ThreadPoolExecutor(max_workers=len(seen) or 1) as pool:
                 return [found for found in pool.map(asked, seen) if found is not None]
     except (OSError, zeroconf.Error) as error:
-        note(f"mDNS was not asked: {getattr(error, 'strerror', None) or error}")
+        note(f"mDNS was not used: {getattr(error, 'strerror', None) or error}")
     return []
 
 

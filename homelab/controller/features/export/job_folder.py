@@ -31,9 +31,7 @@ def refuse_taken(folder: Path) -> None:
     """Raises InputError where something is in its place already: a job that runs may be reading it."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(
-            "there is something already",
-            where=f"--output {folder}",
-            hint="name another folder; a job that was exported before may read this one",
+            "there is something already", where=f"--output {folder}", hint="name another folder; an earlier job may still read this one"
         )
 
 
@@ -46,7 +44,7 @@ def write(
         partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     except OSError as error:
         raise InputError(
-            f"the folder cannot be made: {error.strerror}", where=f"--output {folder}", hint=store.disk_error_hint(folder.parent, error)
+            f"the folder cannot be created: {error.strerror}", where=f"--output {folder}", hint=store.disk_error_hint(folder.parent, error)
         ) from error
     try:
         with store.disk_errors_as_hints(folder):

@@ -54,14 +54,14 @@ def machines_of(cluster: Cluster) -> tuple[RequestedMachines, str]:
         without = [node.name for node in cluster.nodes if not node.gpus]
         raise InputError(
             f"some nodes of cluster.toml have cards, and {', '.join(without)} {'have' if len(without) > 1 else 'has'} none", where="export",
-            hint="say what the scheduler shall give: --machines 3 --gpus 1 --vram 12, or leave nodes out: --nodes NAMES",
+            hint="describe the machines of the scheduler: --machines 3 --gpus 1 --vram 12, or leave nodes out: --nodes NAMES",
         )  # fmt: skip
     smallest = min(cards, key=lambda card: card.vram_gb)
     if len(set(counts)) == 1:
         return RequestedMachines(len(counts), (smallest,) * counts[0]), ""
     note = (
-        f"the nodes of cluster.toml have {', '.join(map(str, counts))} cards, and a job has machines of one kind: each card is a machine of its own here, and"
-        " cards of one computer speak over its network"
+        f"the nodes of cluster.toml have {', '.join(map(str, counts))} cards, but a job needs machines of one kind. Each card counts as one machine here, and"
+        " cards of one computer exchange over its network"
     )
     return RequestedMachines(len(cards), (smallest,)), note
 
@@ -72,19 +72,19 @@ def make(
     """The settled recipe, its plan, its files, and what of it does not travel. Raises InputError for what cannot be a job."""
     if not isinstance(recipe, TrainRecipe):
         raise InputError(
-            "this recipe starts a program of your own, and only homelab's own training travels: no scheduler finds the checkpoints of another program",
+            "this recipe starts your own program, and only homelab's own training can be exported: no scheduler finds the checkpoints of another program",
             where=f"{recipe_path}, [script]",
-            hint=Hint("its torchrun command for a job of your own: {}", homelab("plan", str(recipe_path))),
+            hint=Hint("its torchrun command for your own job: {}", homelab("plan", str(recipe_path))),
         )
     items = inputs.of_recipe(recipe, recipe_path)
     _refuse_unknown_data(items, recipe_path)
     notes = [
-        "Nobody watches the job but the scheduler: no dashboard, no diagnosis, no node left out. After a fault all starts again, from the newest complete"
+        "Only the scheduler watches the job: there is no dashboard and no diagnosis, and no node is left out. After a fault it starts again from the newest complete"
         " checkpoint in the folder."
     ]
     if isinstance(recipe.parallel.shares, dict):
         notes.append(
-            "[parallel] shares names nodes, and the scheduler has others: the shares begin equal and follow what is measured. The training is the same."
+            "[parallel] shares names nodes, but the scheduler has other machines. The shares begin equal and then follow the measured speeds. The training is the same."
         )
     if recipe.model.is_folder:
         notes.append(f"The model's folder {recipe.model.name} has to be on every machine.")
@@ -96,8 +96,8 @@ def make(
     assert isinstance(settled, TrainRecipe)
     if len(plan.nodes) < machines.count:
         raise InputError(
-            f"{', '.join(plan.left_out)} of {machines.count} machines would have no part in it", where=f"{recipe_path}",
-            hint=f"ask for fewer: --machines {len(plan.nodes)}; the reason: {next(iter(plan.left_out_because.values()), '')}",
+            f"{', '.join(plan.left_out)} of {machines.count} machines would have no work", where=f"{recipe_path}",
+            hint=f"use fewer: --machines {len(plan.nodes)}; the reason: {next(iter(plan.left_out_because.values()), '')}",
         )  # fmt: skip
     if neutral.train.precision == "auto" and plan.device == "cuda":
         notes.append(f"The recipe leaves the precision open, and this job trains in {plan.precision}, {_ON_OTHERS[plan.precision]}.")
@@ -129,6 +129,6 @@ def _refuse_unknown_data(items: Sequence[RecipeInput], recipe_path: Path) -> Non
     for item in items:
         if item.kind == "on-node":
             raise InputError(
-                f"{item.path} lies on the nodes, and the machines of a scheduler are others", where=f"{recipe_path}, key data.{item.role}",
-                hint="give a path relative to the recipe (the file travels in the job's folder), or a data set of the hub: hub:NAME",
+                f"{item.path} is on your nodes, but a scheduler has other machines", where=f"{recipe_path}, key data.{item.role}",
+                hint="give a path relative to the recipe (the job's folder then has the file), or a data set of the hub: hub:NAME",
             )  # fmt: skip

@@ -44,7 +44,7 @@ class ScheduledJob(Value):
         """What a reader of the file has to know, as its first lines. `start`: the command that starts it."""
         texts = [
             f"{self.run}: a training of homelab on {self.shape}, made by `homelab export`.",
-            f"Its folder has to be at {self.at} on every machine, the same one for all. Start: {start}",
+            f"Its folder must be at {self.at} on every machine, and shared by all. Start: {start}",
             f"The Python there needs requirements.txt of the folder: {self.python} -m pip install -r requirements.txt",
             *self.notes,
         ]

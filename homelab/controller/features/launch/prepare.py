@@ -77,7 +77,7 @@ def refuse_on_failure(prepared: Prepared) -> None:
             where=f"node {first.node}, check {first.check}" if first.node else f"check {first.check}",
             hint=first.hint
             if error is not None or registry.is_certain(first.check)
-            else Hint("{}; to go on regardless: --skip {}", first.hint, first.check),
+            else Hint("{}; to start anyway: --skip {}", first.hint, first.check),
         )
     _refuse_busy(prepared.findings)
     _refuse_recovered(prepared)
@@ -101,7 +101,7 @@ def _refuse_busy(findings: Sequence[Finding]) -> None:
                 " here", f" on {listed(dict.fromkeys(finding.node for finding in busy if finding.message == busy[0].message))}", 1
             ),
             where=f"node {busy[0].node}, check {busy[0].check}",
-            hint=Hint("{}; both at once, where there is room for both: {}", busy[0].hint, " ".join(f"--skip {check}" for check in checks)),
+            hint=Hint("{}; to run both at once, if there is room: {}", busy[0].hint, " ".join(f"--skip {check}" for check in checks)),
         )
 
 
@@ -113,5 +113,5 @@ def _refuse_recovered(prepared: Prepared) -> None:
         for run, supervisor in facts.runs.recovered.items():
             raise HomelabError(
                 runs.recovered(run, supervisor).replace(" here", f" on {name}", 1), where=f"node {name}, check runs.alive",
-                hint=Hint("start after it: {}; to end it: {}; both at once, where there is room for both: --skip runs.alive", runs.after(run), homelab("stop", run)),
+                hint=Hint("start after it: {}; to stop it: {}; to run both at once, if there is room: --skip runs.alive", runs.after(run), homelab("stop", run)),
             )  # fmt: skip

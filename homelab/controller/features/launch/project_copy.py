@@ -27,7 +27,7 @@ def recipe_of(program: Program, folder: Path) -> Iterator[Path]:
     import tomlkit
 
     if not program.is_module and not (folder / program.target).is_file():
-        raise InputError("this program is not there", where=str(folder / program.target), hint=f"ls {shlex.quote(str(folder))}")
+        raise InputError("this program does not exist", where=str(folder / program.target), hint=f"ls {shlex.quote(str(folder))}")
     names = files(folder)
     for name in names:
         links.refuse_leaving(folder / name, folder, f"{folder / name}, which would be sent to the nodes")
@@ -79,5 +79,5 @@ def _refuse_too_much(names: Sequence[str], folder: Path) -> None:
     raise InputError(
         f"this folder has {len(sizes)} files of {megabytes(sum(sizes.values()), '.0f')} MB (at most {MOST_FILES - 1}, and {megabytes(MOST_BYTES, '.0f')} MB are sent)",
         where=f"{folder}; the largest: {largest}",
-        hint="name what stays here in .gitignore, or change to the folder of the program; put data on the nodes once, and name its path there",
+        hint="list the files that stay here in .gitignore, or change to the folder of the program; copy data to the nodes once, and use its path there",
     )

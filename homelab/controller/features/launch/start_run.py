@@ -79,9 +79,9 @@ def _refuse_stopped(paths: RunPaths, plan: Plan) -> None:
     """On another machine the nodes refuse it; here it costs nothing to look."""
     if store.intent_of(paths, plan.attempt) in ("stopping", "stopped"):
         raise StoppedError(
-            "the run was stopped by hand while it was being launched",
+            "the run was stopped by hand during its launch",
             where=paths.name,
-            hint=Hint("nothing was started; to start it: {}", homelab("recover", paths.name, "--from-scratch")),
+            hint=Hint("nothing is running; to start it: {}", homelab("recover", paths.name, "--from-scratch")),
         )
 
 

@@ -149,8 +149,8 @@ def _asked(question: dict[str, object]) -> SampleResult:
         )
         answer = json.loads((done.stdout.strip().splitlines() or [""])[-1])
     except subprocess.TimeoutExpired:
-        return SampleResult(node=HERE, refused=f"the look into the data did not end within {_LIMIT_S:.0f} s")
+        return SampleResult(node=HERE, refused=f"reading a sample of the data took longer than {_LIMIT_S:.0f} s")
     except ValueError:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return SampleResult(node=HERE, refused=f"the look into the data failed: {last[:500]}")
+        return SampleResult(node=HERE, refused=f"reading a sample of the data failed: {last[:500]}")
     return read(SampleResult, {**answer, "node": HERE})

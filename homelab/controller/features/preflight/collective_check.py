@@ -138,7 +138,7 @@ def _take(stages: CollectiveTestState, name: str, line: bytes | None) -> None:
         else:
             stages.hear(name, read(CollectiveLine, answer), now)
     except (ValueError, ValidationError):
-        stages.lose(name, "it answered with something that homelab's agent does not say", now)
+        stages.lose(name, "it answered with something that homelab's agent never sends", now)
 
 
 def _measured(stages: CollectiveTestState, result: CollectiveResult) -> CollectiveResult:
@@ -160,7 +160,7 @@ def _measured(stages: CollectiveTestState, result: CollectiveResult) -> Collecti
                     numbers = (_number(entry[key]) for key in ("seconds", "bus_bytes_per_s", "cpu_s"))
                     measured.append(Measured(size, *numbers))
     except (KeyError, TypeError, ValueError, OverflowError):
-        return replace(result, error="a rank wrote down results that homelab's own do not look like")
+        return replace(result, error="a rank wrote results in a form that homelab never writes")
     return replace(result, measured=tuple(measured), left_out=tuple(left_out), wrong=tuple(wrong))
 
 

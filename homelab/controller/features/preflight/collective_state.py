@@ -118,7 +118,7 @@ class CollectiveTestState:
         if now >= (self._started + IMPORT_LIMIT_S if is_importing else max(self._started, self._imported) + LIMIT_S):
             behind = _behind(states)
             places = ", ".join(f"rank {state.rank} ({state.node}) at: {state.stage}" for state in behind or states)
-            return CollectiveOutcome("stuck", f"it stood still after {now - self._started:.0f} s: {places}", missing=behind)
+            return CollectiveOutcome("stuck", f"it stopped making progress after {now - self._started:.0f} s: {places}", missing=behind)
         return None
 
     def progress(self, now: float) -> str:
@@ -137,7 +137,7 @@ class CollectiveTestState:
             else f" on {', '.join(dict.fromkeys(state.node for state in slowest))}"
         )
         late = STAGES[least] == IMPORTING and now - self._started > LIMIT_S / 2
-        more = f" (slow: waiting for it up to {IMPORT_LIMIT_S:.0f} s)" if late else ""
+        more = f" (slow: waiting up to {IMPORT_LIMIT_S:.0f} s)" if late else ""
         return f"collective test: {STAGES[least]}{where}{more}"
 
     def _note(self, node: str, rank: int | None, text: str, now: float) -> None:
@@ -164,4 +164,4 @@ def last_words(line: CollectiveLine) -> str:
         text.strip() for text in (*line.ended.log, *line.ended.errors) if re.match(r"\s*\w*(?:Error|Exception)\b|.*No module named", text)
     ]
     words = words or [text.strip() for text in (*line.ended.log, *line.ended.errors) if text.strip()]
-    return words[-1][:500] if words else f"torchrun ended with exit code {line.ended.returncode} and said nothing"
+    return words[-1][:500] if words else f"torchrun ended with exit code {line.ended.returncode} and printed nothing"

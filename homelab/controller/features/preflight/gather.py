@@ -55,7 +55,7 @@ def with_links(fleet: Fleet, gathered: Evidence, *, say: Say = lambda text: None
     """The same evidence with the dials between the nodes. `measure_wire` False: without throughput, for who is in a hurry."""
     if len(gathered.lan) < 2:
         return gathered
-    say("dialling from every node to every node")
+    say("connecting every node to every other node")
     return replace(gathered, links=link_tests.between(fleet, gathered, measure_wire=measure_wire))
 
 

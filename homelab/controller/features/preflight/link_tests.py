@@ -87,7 +87,7 @@ class LinkTest:
         _refuse_failed(name, answer)
         fault = answers.fault("meet", answer)
         if fault:
-            raise _broken(name, f"its agent said something that homelab's does not say ({plain_lines(fault)})")
+            raise _broken(name, f"its agent sent something that homelab's never sends ({plain_lines(fault)})")
         return read(Dials, answer)
 
     def dial(self) -> tuple[Link, ...]:
@@ -174,7 +174,7 @@ def _why(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, KeyError | TypeError | json.JSONDecodeError):
-        return "it answered with something that homelab's agent does not say"
+        return "it answered with something that homelab's agent never sends"
     return plain_lines(str(error)) or type(error).__name__
 
 

@@ -50,7 +50,7 @@ def improve(
     try:
         answer = fleet.agent(node).ask("dry-run", request, timeout_s=TIME_LIMIT_S + 20)
     except HomelabError as error:
-        text = f"no dry run on {node}, {'the memory is estimated by formulas' if shape is not None else 'so nobody knows the memory'}: {error.message}"
+        text = f"no dry run on {node}, {'the memory is estimated by formulas' if shape is not None else 'so the memory is not known'}: {error.message}"
         return plan.model_copy(update={"warnings": (*plan.warnings, text)})
     held = model_config.as_held(recipe, asked)
     if shape is None and registry.of_plan(plan).divides_weights:

@@ -39,7 +39,7 @@ def look(fleet: Fleet, evidence: Evidence, recipe: Recipe) -> BuildResult | None
     except HomelabError as error:
         return BuildResult(node=node, refused=error.message[:500])
     except (ValueError, TypeError, KeyError):  # pydantic's is a ValueError
-        return BuildResult(node=node, refused="its answer is none that this homelab understands")
+        return BuildResult(node=node, refused="this version of homelab cannot read its answer")
 
 
 def known_config(evidence: Evidence) -> Evidence:

@@ -38,9 +38,7 @@ def bring(fleet: Fleet, paths: RunPaths, say: Say) -> Profiles:
     described = run_folder.description_of(paths)
     if described.recipe.script is not None:
         raise InputError(
-            "this run was trained by its own [script]: profiles are made by the built-in worker",
-            where=paths.name,
-            hint="use torch.profiler in the script",
+            "this run used a [script]: only the built-in worker makes profiles", where=paths.name, hint="use torch.profiler in the script"
         )
     asked = described.run_json.get(profile_files.REQUEST)
     if not isinstance(asked, dict):
@@ -50,7 +48,7 @@ def bring(fleet: Fleet, paths: RunPaths, say: Say) -> Profiles:
             where=paths.name,
             hint=Hint("launch one that is: {}", homelab("launch", recipe, "--profile", "3")),
         )
-    say("looking where the profiles are")
+    say("searching for the node that has the profiles")
     results, errors = fetch.results_of(fleet, paths)
     holders = {rank: node for node, result in sorted(results.items()) for rank in result.profiles}
     for rank, node in sorted(holders.items()):
@@ -104,5 +102,5 @@ def _none(paths: RunPaths, asked: Mapping[str, object], missing: tuple[str, ...]
     return HomelabError(
         f"the profile of {steps} is not made yet, or the run ended before it",
         where=paths.name,
-        hint=Hint("look how far it is: {}", homelab("status", paths.name)),
+        hint=Hint("to see its progress: {}", homelab("status", paths.name)),
     )

@@ -69,8 +69,8 @@ def _size_bytes(paths: RunPaths, checkpoint: ResumePoint, source: str) -> int:
     size = checkpoint.sizes.get(source, free) + _OF_THE_MANIFEST_BYTES
     if size - _OF_THE_MANIFEST_BYTES > free:
         raise HomelabError(
-            f"checkpoint {checkpoint.step} has {gigabytes(size)} GB, and there are {gigabytes(free)} GB free here, where it comes through", where=str(paths.root),
-            hint=Hint("make room there, or let {} go on with it: {}", source, homelab("recover", paths.name)),
+            f"checkpoint {checkpoint.step} has {gigabytes(size)} GB, and there are {gigabytes(free)} GB free here, on its way", where=str(paths.root),
+            hint=Hint("make room there, or let only {} continue with it: {}", source, homelab("recover", paths.name)),
         )  # fmt: skip
     return size
 
@@ -85,9 +85,9 @@ def _compare(archive: str, checkpoint: ResumePoint, source: str, hint: Hint) -> 
                 file = content.extractfile(member) if member.isfile() else None
                 # A member is a BufferedReader, though tarfile's types say less.
                 if file is None or (wanted is not None and hashlib.file_digest(file, "sha256").hexdigest() != wanted):  # type: ignore[arg-type]
-                    raise ValueError(f"{member.name} is not as its node said")
+                    raise ValueError(f"{member.name} differs from the file on its node")
         if left:
-            raise ValueError(f"{', '.join(left)} did not come")
+            raise ValueError(f"{', '.join(left)} did not arrive")
     except (tarfile.TarError, ValueError, EOFError) as error:
         raise HomelabError(f"checkpoint {checkpoint.step} arrived damaged: {error}", where=f"node {source}", hint=hint) from error
 
@@ -99,5 +99,5 @@ def _not_moved(run: str, step: int, moves: Sequence[Copy[str]]) -> HomelabError:
     return HomelabError(
         f"{', '.join(sources)} cannot be left out: no node of the plan has shard {', '.join(map(str, parts))} of checkpoint {step}",
         where=run,
-        hint=Hint("make {} well ({}), and let it take part: {}", ", ".join(sources), homelab("preflight"), homelab("recover", run)),
+        hint=Hint("fix {} ({}), and use it again: {}", ", ".join(sources), homelab("preflight"), homelab("recover", run)),
     )

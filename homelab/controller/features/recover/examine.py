@@ -48,7 +48,7 @@ class AttemptEnd:
 
 def examine(fleet: Fleet, paths: RunPaths, say: Say) -> Examination:
     """Ask all nodes what happened. Raises InputError when there is nothing to recover: the run is going on, or is done."""
-    say(f"asking what happened to {paths.name}")
+    say(f"reading what happened to {paths.name}")
     watcher = monitor.Watcher(fleet, paths, is_owner=True)
     snapshot = watcher.look()
     if snapshot.state == "done":

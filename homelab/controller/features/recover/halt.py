@@ -50,14 +50,14 @@ def halt(run: ClaimedRun, examination: Examination, *, nodes: Collection[str], f
     preconditions.refuse_unnamed_shares(paths, described.run_json, [*in_cluster, *fleet.cluster.left_out])
     preconditions.refuse_too_few(paths, described.recipe, list(nodes), {name: UNNAMED for name in in_cluster if name not in nodes})
     resume_guards.refuse_edited_recipe(fleet, paths, described.run_json)
-    run.say("stopping what is left of the last attempt")
+    run.say("stopping the processes of the last attempt")
     reachable = [name for name in in_cluster if name not in examination.unreachable]
     stopped, errors = start.stop_all(fleet, paths.name, reachable, run.claim.as_request(), grace_s=grace_s)
     unreachable = examination.unreachable | {name: error.message for name, error in errors.items()}
     names = [name for name in stopped if name in nodes]
     if not names:
         raise UnreachableError(
-            f"of the nodes to go on with, none answers: {', '.join(nodes)}", where=paths.name, hint=homelab("preflight --only ssh")
+            f"none of the remaining nodes answers: {', '.join(nodes)}", where=paths.name, hint=homelab("preflight --only ssh")
         )
     preconditions.refuse_leftovers({name: stopped[name] for name in names})
     stopped_names = [name for name in in_cluster if name in stopped]  # in the order of the plan: the head is the first

@@ -88,7 +88,7 @@ def recover_run(fleet: Fleet, request: RecoverRequest, view: RecoverView) -> Run
         program = adoption.to_ask(paths)
         if program is not None:
             if not view.accepts(program):
-                hint = Hint("what it is: {}; to start your own: {}", homelab("status", paths.name), homelab("launch RECIPE"))
+                hint = Hint("to read what it is: {}; to start your own: {}", homelab("status", paths.name), homelab("launch RECIPE"))
                 raise HomelabError("nothing was started", where=paths.name, hint=hint)
             adoption.accept(paths)
         say = progress.enter_context(view.progress())
@@ -122,21 +122,21 @@ def _refuse_supervised(fleet: Fleet, paths: RunPaths) -> None:
         kill = on_node(fleet.cluster.node(name), f"kill {'-KILL ' if reply.frozen else ''}{reply.pid or 'PID'}")
         stopped = stopped_holder.note(fleet.cluster, paths, {name: reply})
         if stopped is not None:
-            hint = Hint("{}; to do it by hand: {}, then once more", stopped, kill)
-            raise InputError("this run is held by a supervisor that does nothing", where=f"{paths.name}; {name}", hint=hint)
+            hint = Hint("{}; to do it by hand: {}, then run the command again", stopped, kill)
+            raise InputError("a supervisor that does nothing blocks this run", where=f"{paths.name}; {name}", hint=hint)
         raise InputError(
-            f"this run has a supervisor that recovers it by itself; now it is {reply.doing or 'at work'}: {reply.why}",
+            f"this run has a supervisor that recovers it; now it is {reply.doing or 'at work'}: {reply.why}",
             where=f"{paths.name}, process {reply.pid or '?'} on {name}",
-            hint=Hint("{}; to do it by hand: {}, then once more", homelab("status", paths.name), kill),
+            hint=Hint("{}; to do it by hand: {}, then run the command again", homelab("status", paths.name), kill),
         )
     follower = run_owner.elsewhere(fleet, paths)
     if follower is not None:
         pid = follower.process.get("pid")
         raise InputError(
-            f"this run has a supervisor on another machine, which recovers it by itself; it was heard {follower.silent_s:.0f} s ago",
+            f"this run has a supervisor on another machine, which recovers it; it was last heard {follower.silent_s:.0f} s ago",
             where=f"{paths.name}; {follower.by or 'its name is not known'}",
             hint=Hint(
-                "{}; to do it by hand, on that machine: kill {}, then here once more",
+                "{}; to do it by hand, on that machine: kill {}, then run the command here again",
                 homelab("status", paths.name),
                 pid if isinstance(pid, int) else "PID",
             ),

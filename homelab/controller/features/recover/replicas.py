@@ -43,11 +43,9 @@ def choose(step: int, files_of: Mapping[str, Mapping[str, str]]) -> ResumePoint:
     if not odd:
         return ResumePoint(step, holders, right, files)
     is_majority = len(same) > len(odd)
-    why = "most hold this one" if is_majority else f"no copy has more votes than another, and {same[0]} comes first"
+    why = "most hold this one" if is_majority else f"each copy is on the same number of nodes, and {same[0]} comes first"
     receivers = f"{', '.join(odd)} receive{'s' if len(odd) == 1 else ''} {'theirs' if len(same) > 1 else f'that of {same[0]}'}"
-    note = (
-        f"checkpoint {step} on {', '.join(odd)} holds other weights, or another optimizer, than on {', '.join(same)}: {receivers} ({why})"
-    )
+    note = f"checkpoint {step} on {', '.join(odd)} has other weights, or another optimizer state, than on {', '.join(same)}: {receivers} ({why})"
     return ResumePoint(step, holders, right, files, (note,))
 
 

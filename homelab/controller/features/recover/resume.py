@@ -121,7 +121,7 @@ def _team(
     if not well:
         first = next(iter(ill.values()), None)
         raise HomelabError(
-            f"no node is well enough to go on{': ' + first.message if first else ''}",
+            f"no node is healthy enough to continue{': ' + first.message if first else ''}",
             where=f"{paths.name}: {', '.join(ill) or ', '.join(name for name in halted.names if name in next_attempt.nodes)}",
             hint=first.hint if first else homelab("preflight"),
         )

@@ -35,7 +35,7 @@ def refuse_edited_recipe(fleet: Fleet, paths: RunPaths, described: Mapping[str, 
     if now == kept:
         return
     originals = sorted(_on_nodes(fleet, paths), key=lambda entry: entry["recipe_hash"] != kept)
-    raise _edited(paths, described, originals[0] if originals else None, f"its fingerprint is {now} now, and was {kept} at the launch")
+    raise _edited(paths, described, originals[0] if originals else None, f"its fingerprint is {now}; at the launch it was {kept}")
 
 
 def refuse_other_checkpoint(
@@ -58,9 +58,9 @@ def refuse_other_checkpoint(
         folder = str(answer.get("path") or f"checkpoints/step-{step:08d}")
         aside = on_node(fleet.cluster.node(node), f"mv {shlex.quote(folder)} {shlex.quote(folder + '.other')}")
         raise OtherTrainingError(
-            f"checkpoint {step} is of another training (fingerprint {str(saved)[:16]}, this run has {own_hash}){_whose(paths, described, saved)}",
+            f"checkpoint {step} belongs to a different training (fingerprint {str(saved)[:16]}, this run has {own_hash}){_whose(paths, described, saved)}",
             where=f"node {node}: {folder}",
-            hint=f"put it aside, then once more (an older checkpoint is used): {aside}",
+            hint=f"move it away, then run the command again (an older checkpoint is used): {aside}",
         )
     files = {node: answer.get("files") or {} for node, answer in answers.items()}
     return files, {node: sum(map(int, answer["sizes"].values())) for node, answer in answers.items() if answer.get("sizes")}
@@ -76,7 +76,7 @@ def refuse_other_data(described: Mapping[str, Any], evidence: Evidence, items: l
             file = facts.data.get(item.role)
             if file and file.sha256 and file.sha256 != expected:
                 raise OtherTrainingError(
-                    "this data file is not the one the run began with: going on would train on other samples",
+                    "this data file is not the one the run began with: the run would train on other samples",
                     where=f"node {name}: {file.path} (sha256 {file.sha256[:12]}, the run began with {expected[:12]})",
                     hint=Hint("put the old file back, or start a new run: {}", homelab("launch RECIPE")),
                 )
@@ -96,7 +96,7 @@ def refuse_other_model(described: Mapping[str, Any], evidence: Evidence) -> None
                 f"the base model is not the one the run began with: {_listed(changed)}",
                 where=f"node {name}: {folder}",
                 hint=Hint(
-                    "put the old model back, or leave this node out with --nodes; to train this one: a new run, {}",
+                    "put the old model back, or leave this node out with --nodes; to train this one, start a new run: {}",
                     homelab(shipped.launch(described)),
                 ),
             )
@@ -113,7 +113,7 @@ def changed_here(described: Mapping[str, Any]) -> list[Hint]:
         if is_other:
             launch = homelab(shipped.launch(described))
             notes.append(
-                Hint("{} was changed since the launch: this run uses it as it was then; to train with the new one: {}", original, launch)
+                Hint("{} was changed since the launch: this run uses the old version; to train with the new one: {}", original, launch)
             )
     return notes
 
@@ -133,7 +133,9 @@ def _edited(paths: RunPaths, described: Mapping[str, Any], original: Mapping[str
     if original and not changed:
         changed = [f"recipe_hash: {original['recipe_hash']} -> {described.get('recipe_hash')}"]
     file = shlex.quote(str(paths.run_json))
-    back = f"mv {file} {file}.edited, then once more: the nodes have it as it was" if original else "put the old values back there"
+    back = (
+        f"mv {file} {file}.edited, then run the command again: the nodes have the original" if original else "put the old values back there"
+    )
     return OtherTrainingError(
         f"the recipe of this run was changed since the launch: {_listed(changed) if changed else otherwise}",
         where=str(paths.run_json),

@@ -23,7 +23,7 @@ from homelab.controller.run.paths import RunPaths
 from homelab.shared.recipe.parallel import STRATEGY_NAMES
 
 _NO_ROOM = Hint(
-    "no other has room either: end what else holds memory there ({}), or add a machine to cluster.toml",
+    "no other strategy has room: end other programs that use memory there ({}), or add a machine to cluster.toml",
     homelab("preflight --only memory --only gpu"),
 )
 
@@ -78,7 +78,7 @@ def refuse_impossible(fleet: Fleet, paths: RunPaths, strategy: str, skip: Collec
         else _NO_ROOM
     )
     raise InputError(
-        f"the run cannot go on with this strategy: {error.message}",
+        f"the run cannot continue with this strategy: {error.message}",
         where=f"{paths.name}: --strategy {strategy}; nothing was stopped",
         hint=hint,
     )

@@ -72,10 +72,10 @@ def compared(plans: Mapping[int, Plan], lines: Sequence[Metric], started_at: flo
         Compared(what="steps", planned=_count(whole.steps if whole else None), happened=_count(done)),
         Compared(what="duration", planned=_said(hours_s, words.duration), happened=_said(took_s, words.duration)),
         Compared(what="time of a step", planned=_said(time.step_s if time else None, _seconds), happened=_said(_median(step_s), _seconds)),
-        Compared(what="of it on the wire", planned=_said(time.wire_s if time else None, _seconds), happened=_said(_median(wire), _seconds)),
+        Compared(what="of it on the network", planned=_said(time.wire_s if time else None, _seconds), happened=_said(_median(wire), _seconds)),
         Compared(what="speed of all ranks", planned=_said(time.tokens_per_s if time else None, _speed), happened=_said(speed, _speed)),
         Compared(
-            what="part of the ranks' speeds alone", planned=_said(time.efficiency if time else None, _percent),
+            what="part of the sum of the ranks' speeds", planned=_said(time.efficiency if time else None, _percent),
             happened=_said(speed / alone if speed is not None and alone > 0 else None, _percent),
         ),
     )  # fmt: skip

@@ -99,7 +99,7 @@ def _curve(name: str, unit: str, values: Mapping[str, Mapping[int, float]]) -> C
         broken += [step for step, value in value_of.items() if not math.isfinite(value)]
         if points:
             series.append(Series(label=label, points=thinned(points)))
-    note = f"not a number in {len(broken)} steps, first in step {min(broken)}: the training diverged there" if broken else ""
+    note = f"not a number in {len(broken)} steps, first in step {min(broken)}: the training diverged" if broken else ""
     return Curve(name=name, unit=unit, series=tuple(series), note=note)
 
 

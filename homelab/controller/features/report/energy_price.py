@@ -79,11 +79,11 @@ def _add(card: _Card, told: CardJoules | None, attempt: int, tokens: int | None,
     if tokens is not None:
         card.tokens, card.has_tokens = card.tokens + tokens, True
     if is_cpu:
-        card.because.append("a processor: only graphics cards tell their power")
+        card.because.append("a processor: only graphics cards report their power")
     elif told is None:
-        card.because.append(f"attempt {attempt} has no measurement of it")
+        card.because.append(f"attempt {attempt} did not measure it")
     elif told.joules is None:
-        card.because.append("the card does not tell its power")
+        card.because.append("the card does not report its power")
     else:
         card.joules, card.is_told = card.joules + told.joules, True
         card.measured_s, card.unmeasured_s = card.measured_s + told.measured_s, card.unmeasured_s + told.unmeasured_s
@@ -93,7 +93,7 @@ def _add(card: _Card, told: CardJoules | None, attempt: int, tokens: int | None,
 def _row(card: _Card) -> CardEnergyRow:
     because = list(dict.fromkeys(card.because))
     if card.unmeasured_s >= max(1.0, 0.02 * card.measured_s) and card.is_told:
-        because.append(f"{card.unmeasured_s:.0f} s without a sample are not in it")
+        because.append(f"{card.unmeasured_s:.0f} s without a measurement are not counted")
     kwh = card.joules / JOULES_PER_KWH if card.is_told and card.measured_s > 0 else None
     if card.is_told and kwh is None:
         because.append("too short to be measured")

@@ -47,7 +47,7 @@ def _policy() -> str:
 
 def _head(report: RunReport) -> str:
     began = f" · created {text.moment(report.created_at, report.utc_offset_s)}" if report.created_at is not None else ""
-    living = " · the run goes on: this is how it was when the file was made" if report.state in ("starting", "running", "stopping") else ""
+    living = " · the run was not finished when this file was made" if report.state in ("starting", "running", "stopping") else ""
     state = escape(report.state)
     recipe = f"{escape(report.recipe_file)}" if report.recipe_file else "a run of homelab"
     return (
@@ -85,7 +85,7 @@ def _figures(report: RunReport) -> str:
         (
             "energy of the cards",
             text.kwh(energy.kwh),
-            "" if energy.is_complete or energy.kwh is None else "not of every card, or not always",
+            "" if energy.is_complete or energy.kwh is None else "some cards or times are missing",
         ),
     ]
     if energy.price_per_kwh is not None:

@@ -73,7 +73,7 @@ def timeline(report: RunReport) -> str:
         for entry in report.timeline
     ]
     if report.timeline_left_out:
-        rows.insert(len(rows) // 2, ("…", "", f"{report.timeline_left_out} events are left out here; events.jsonl of the run has all"))
+        rows.insert(len(rows) // 2, ("…", "", f"{report.timeline_left_out} events are not shown; events.jsonl of the run has all"))
     return table("Faults, rebalances and other events", heads, rows, is_tall=True)
 
 
@@ -127,7 +127,7 @@ def energy(report: RunReport) -> str:
         )
         for card in report.energy.cards
     ]  # fmt: skip
-    return table("Energy of the cards alone: processors, memory and the loss of power supplies are not in it", heads, rows)
+    return table("Energy of the graphics cards only, without processors, memory and power supplies", heads, rows)
 
 
 def cost(value: float | None, currency: str) -> str:
@@ -141,9 +141,7 @@ def answers(report: RunReport) -> str:
     """Questions, and what the model said before and after its training."""
     heads: list[tuple[str, Look]] = [("question", "text"), ("before training", "text"), ("after training", "text")]
     return table(
-        "As `homelab chat` was answered",
-        heads,
-        [(row.question, row.before or "not asked", row.after or "not asked") for row in report.answers],
+        "Answers of `homelab chat`", heads, [(row.question, row.before or "not asked", row.after or "not asked") for row in report.answers]
     )
 
 

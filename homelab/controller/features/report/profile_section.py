@@ -16,7 +16,7 @@ def html(profiled: Profiled) -> str:
     """Three tables; the one about exchanges is left out where one rank trains alone."""
     first, last = profiled.steps
     steps = f"steps {first} to {last}" if first != last else f"step {first}"
-    note = f"Torch's profiler saw {steps} on rank {', '.join(map(str, profiled.ranks))}; those steps are slower than others."
+    note = f"Torch's profiler saw {steps} on rank {', '.join(map(str, profiled.ranks))}; profiled steps are slower than others."
     return (
         f'<p class="note">{escape(note)}</p>'
         + _operators(profiled)
@@ -45,7 +45,7 @@ def _operators(profiled: Profiled) -> str:
         )
         for row in profiled.operators
     ]
-    return table("The dearest operators, by their own time on all of these ranks", heads, rows)
+    return table("The slowest operators, by their own time on all of these ranks", heads, rows)
 
 
 def _exchanges(profiled: Profiled) -> str:
@@ -79,7 +79,7 @@ def _memory(profiled: Profiled) -> str:
         (f"{row.rank} ({row.node})", _gib(row.peak_bytes), _gib(row.predicted_bytes), row.peak_phase or text.NONE)
         for row in profiled.memory
     ]
-    return table("What torch held, beside the plan", heads, rows)
+    return table("Memory of torch, compared with the plan", heads, rows)
 
 
 def _gib(size_bytes: int | None) -> str:

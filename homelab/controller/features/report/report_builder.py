@@ -124,14 +124,14 @@ def _missing(sources: Sources, lines: Sequence[Metric]) -> tuple[str, ...]:
     if not trained:
         is_script = sources.recipe is not None and sources.recipe.model is None
         said.append(
-            "the run is a [script]: its program tells homelab no steps, no loss and no speed"
+            "the run is a [script]: its program reports no steps, no loss and no speed to homelab"
             if is_script
             else "no step was recorded, so there are no curves"
         )
     newest = max(sources.plans, default=0)
     silent = [str(rank.rank) for rank in sources.plans[newest].ranks if trained and rank.rank not in trained] if newest else []
     if silent:
-        said.append(f"no step of rank {listed(silent)} was gathered: speeds and shares are those of the other ranks")
+        said.append(f"no step of rank {listed(silent)} is here: speeds and shares are those of the other ranks")
     return tuple(said)
 
 

@@ -61,7 +61,7 @@ def _profiles(paths: RunPaths, run_json: Mapping[str, object], missing: list[str
             missing.append(f"a profile cannot be read: {file}")
     if not found:
         missing.append(
-            f"steps of this run were profiled, and the profile is not here yet: {homelab('profile', paths.name)}, then make the report again"
+            f"steps of this run were profiled, but the profile is not here yet: {homelab('profile', paths.name)}, then make the report again"
         )
     return sorted(found, key=lambda profile: profile.rank)
 

@@ -93,7 +93,7 @@ class Compared(DisplayValue):
 
 
 class CardEnergyRow(DisplayValue):
-    """One card over all attempts. `kwh` is None where the card does not tell its power; `unmeasured_s` is time without samples.
+    """One card over all attempts. `kwh` is None where the card does not report its power; `unmeasured_s` is time without samples.
 
     `tokens` are those of the steps that count; `tokens_per_kwh` only of attempts that were measured.
     """

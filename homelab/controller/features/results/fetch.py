@@ -46,8 +46,8 @@ def results_of(fleet: Fleet, paths: RunPaths) -> tuple[Mapping[str, Results], Ma
     """What the run's nodes have. Raises InputError for a [script], HomelabError where none of its nodes is in cluster.toml."""
     if run_folder.description_of(paths).recipe.model is None:
         raise InputError(
-            "this run was trained by its own [script]: only that program knows what it has made", where=paths.name,
-            hint=Hint("{} brings what it has saved", homelab("fetch", paths.name)),
+            "this run used a [script]: only that program knows its result", where=paths.name,
+            hint=Hint("{} copies the files that it has saved", homelab("fetch", paths.name)),
         )  # fmt: skip
     return _looked(fleet, paths)
 
@@ -63,7 +63,7 @@ def _looked(fleet: Fleet, paths: RunPaths) -> tuple[Mapping[str, Results], Mappi
 
 def model(fleet: Fleet, paths: RunPaths, place: Path, say: Say) -> Fetched:
     """Bring the trained adapter or model: final/, else the newest complete checkpoint in the same format. Of a program of one's own: what it has saved."""
-    say("looking where the model is")
+    say("searching for the node that has the model")
     if run_folder.description_of(paths).recipe.model is None:
         return _saved(fleet, paths, place, say)
     results, errors = results_of(fleet, paths)
@@ -87,7 +87,7 @@ def _saved(fleet: Fleet, paths: RunPaths, place: Path, say: Say) -> Fetched:
         away = f"; {listed(sorted(errors))} did not answer" if errors else ""
         raise HomelabError(
             "the program has saved nothing into $HOMELAB_CHECKPOINT_DIR", where=f"{paths.name}, on {listed(sorted(results))}{away}",
-            hint=Hint("what it has printed: {}; what it is to keep, it saves there", homelab("logs", paths.name)),
+            hint=Hint("to see its output: {}; the program must save its result into that folder", homelab("logs", paths.name)),
         )  # fmt: skip
     done = bring(fleet, paths, ModelHolder(node=holders[0], folder=layout.SAVED), place, say)
     return done.model_copy(update={"is_program": True, "others": tuple(holders[1:])})
@@ -101,7 +101,7 @@ def merged(fleet: Fleet, paths: RunPaths, place: Path, say: Say) -> Fetched:
     if not names:
         older = next((result.merged for result in results.values() if result.merged), None)
         raise HomelabError(
-            f"only {older} was merged, and there is {newest.folder} now" if older else "nothing was merged yet",
+            f"only {older} was merged, but {newest.folder} is newer" if older else "nothing was merged yet",
             where=paths.name,
             hint=homelab("merge", paths.name),
         )

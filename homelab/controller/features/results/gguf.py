@@ -33,7 +33,7 @@ def gguf(fleet: Fleet, paths: RunPaths, wanted: GgufRequest, place: Path, say: S
     """Merge where no node has the newest adapter merged, convert there, and bring the file to `place`. Raises HomelabError, InputError."""
     if wanted.checkout is None:
         _refuse_unknown(paths)
-    say("looking where the model is")
+    say("searching for the node that has the model")
     source = _whole_model(fleet, paths, say)
     agent = fleet.agent(source.node)
     machine = agent.ask("result-look", RunRequest(run=paths.name))["machine"] if wanted.kind == _BY_LIBRARY else None

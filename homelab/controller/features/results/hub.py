@@ -16,7 +16,7 @@ from homelab.controller.run import hub_token
 # huggingface_hub/utils/_validators.py (2.4): at most 96 characters, and none of the rest.
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _MOST_CHARACTERS = 96
-_LOGIN = "get a token that may write at https://huggingface.co/settings/tokens, then: hf auth login"
+_LOGIN = "make a token with write access at https://huggingface.co/settings/tokens, then: hf auth login"
 
 
 class Hub:
@@ -57,14 +57,16 @@ class Hub:
             if status == 401:
                 raise HomelabError(f"the hub does not know this token{said}", where=where, hint=_LOGIN) from None
             if status in (403, 404):
-                hint = f"choose a name below your own, or {_LOGIN} (for an organisation: with the right to write there)"
+                hint = f"choose a name below your own, or {_LOGIN} (for an organisation: with write access to it)"
                 raise HomelabError(f"this token may not write to {self._repository}{said}", where=where, hint=hint) from None
             raise HomelabError(
-                f"the hub refuses it with status {status}{said}", where=where, hint="the same once more; what was sent is not sent again"
+                f"the hub refuses it with status {status}{said}",
+                where=where,
+                hint="run the command again; files that were sent are not sent again",
             ) from None
         except (HTTPError, OSError) as error:
             text = plain(redact.text(str(error))).partition("\n")[0][:300]
-            hint = "connect this machine to the internet (HF_HUB_OFFLINE must not be 1), then the same once more"
+            hint = "connect this machine to the internet (HF_HUB_OFFLINE must not be 1), then run the command again"
             raise HomelabError(f"the hub cannot be reached: {text}", where=where, hint=hint) from None
 
 
@@ -78,5 +80,5 @@ def checked_name(repository: str) -> str:
         or repository.endswith((".git", ".", "-"))
     ):
         hint = Hint("your name on the hub, a slash, and the model's name: {}", homelab("push", "me/llama7b-support"))
-        raise InputError(f"{repository!r} is no repository of the hub", where="the argument REPO", hint=hint)
+        raise InputError(f"{repository!r} is not a repository name of the hub", where="the argument REPO", hint=hint)
     return repository

@@ -56,7 +56,7 @@ def _of_checkout(checkout: Path) -> Iterator[tuple[str, bytes]]:
         raise InputError(
             f"there is no {_CONVERTER} in this folder",
             where=f"--llama-cpp {checkout}",
-            hint="name the folder that `git clone` has made of llama.cpp",
+            hint="name the folder of your `git clone` of llama.cpp",
         )
     paths = [
         checkout / _CONVERTER,
@@ -90,7 +90,7 @@ def _library(machine: str, again: Command) -> Iterator[tuple[str, bytes]]:
     """libllama, libggml and libggml-base, without the code for single processors: quantising needs none of it."""
     if machine not in _MACHINES:
         raise HomelabError(
-            f"there is no llama.cpp for {machine} that quantises", where=f"machines that have one: {listed(_MACHINES)}",
+            f"there is no llama.cpp library for {machine}", where=f"machines that have one: {listed(_MACHINES)}",
             hint=Hint("{} --quantise q8_0 needs none", again),
         )  # fmt: skip
     kind = _MACHINES[machine]
@@ -117,7 +117,5 @@ def _download(address: str, sha512: str, again: Command) -> bytes:
         ) from None
     data = buffer.getvalue()
     if hashlib.sha512(data).hexdigest() != sha512:
-        raise HomelabError(
-            "llama.cpp's library is not the one that was tested: its digest differs", where=address, hint=Hint("again: {}", again)
-        )
+        raise HomelabError("llama.cpp's library is not the tested one: its digest differs", where=address, hint=Hint("again: {}", again))
     return data

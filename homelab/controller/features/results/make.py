@@ -57,7 +57,7 @@ def _made(made: Any, name: str) -> Made:
         return Made.model_validate(made)
     except ValidationError as error:
         raise HomelabError(
-            "the program's answer is not one of homelab's", where=f"node {name}", hint=homelab("preflight --nodes", name)
+            "the program's answer is not in the form of homelab", where=f"node {name}", hint=homelab("preflight --nodes", name)
         ) from error
 
 

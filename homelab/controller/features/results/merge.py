@@ -24,12 +24,12 @@ class Merged(DisplayValue):
 
 def merge(fleet: Fleet, paths: RunPaths, base: str, say: Say) -> Merged:
     """Raises InputError for a run without adapters, or a base that it has not, HomelabError where memory or disk do not take it."""
-    say("looking where the adapter is")
+    say("searching for the node that has the adapter")
     results, errors = fetch.results_of(fleet, paths)
     method = run_folder.description_of(paths).recipe.method
     if method is None or method.kind == "full":
         raise InputError(
-            "all weights were trained: the result is a whole model, and there is nothing to merge", where=f"{paths.name}: [method] kind",
+            "all weights were trained: the result is a whole model, so there is nothing to merge", where=f"{paths.name}: [method] kind",
             hint=Hint("{}", homelab("fetch", paths.name)),
         )  # fmt: skip
     if base == "dequantised" and method.quantisation is None:

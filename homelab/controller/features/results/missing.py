@@ -42,7 +42,7 @@ def check_room(parts: Iterable[Missing], free_bytes: int, folder: str) -> None:
     needed_bytes = left_bytes(parts)
     if needed_bytes and needed_bytes + SPARE_BYTES > free_bytes:
         raise HomelabError(
-            f"{decimal_size(needed_bytes)} are missing and {decimal_size(free_bytes)} are free on this machine's disk", where=folder,
+            f"{decimal_size(needed_bytes)} are missing, but {decimal_size(free_bytes)} are free on this machine's disk", where=folder,
             hint=Hint("make room there (df -h), or name a folder on another disk as the last argument"),
         )  # fmt: skip
 

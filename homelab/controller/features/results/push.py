@@ -95,15 +95,15 @@ def _base_of(text: str, path: Path) -> str:
         return str(json.loads(text)["base_model_name_or_path"])
     except (ValueError, KeyError, TypeError):
         raise InputError(
-            "this adapter does not name its base", where=str(path), hint="fetch it anew: move the folder away, then the same once more"
+            "this adapter does not name its base", where=str(path), hint="fetch it again: move the folder away, then run the command again"
         ) from None
 
 
 def _unnamed_base(folder: str, run: str, repository: str) -> InputError:
     """The refusal of a push where nobody could load the base."""
     return InputError(
-        f"the recipe names a folder as the base model ({folder}), which nobody else has", where=f"{run}: [model] name",
-        hint=Hint("say what it is called on the hub: {}", homelab("push --base-model ORGANISATION/MODEL", run, repository)),
+        f"the recipe names a folder as the base model ({folder}), which nobody on the hub has", where=f"{run}: [model] name",
+        hint=Hint("give its name on the hub: {}", homelab("push --base-model ORGANISATION/MODEL", run, repository)),
     )  # fmt: skip
 
 

@@ -42,15 +42,13 @@ def is_there(place: Path, wanted: Sequence[ResultFile]) -> bool:
     entries = record.get("files") if record else None
     if not isinstance(entries, dict):
         raise InputError(
-            "there is something else at this place, which no fetch has made",
-            where=str(place),
-            hint="name another folder as the last argument",
+            "this path already exists and was not made by homelab fetch", where=str(place), hint="name another folder as the last argument"
         )
     for name, sha256 in entries.items():
         path = place / (name if result_files.is_saved_name(name) else Path(name).name)
         if not path.is_file() or file_sha256(path) != sha256:
             raise HomelabError(
-                f"{path.name} is not what was fetched: it was edited or is damaged", where=str(path),
+                f"{path.name} differs from the fetched file: it was edited or is damaged", where=str(path),
                 hint=Hint("keep your copy under another name: mv {} {}; then fetch again", shlex.quote(str(place)), shlex.quote(f"{place}.mine")),
             )  # fmt: skip
     return entries == {file.name: file.sha256 for file in wanted}
@@ -68,7 +66,7 @@ def held(place: Path) -> Iterator[Path]:
         yield partial
     except BlockingIOError:
         raise HomelabError(
-            "another process fetches to this place just now", where=str(place), hint="wait for its end, or name another folder"
+            "another process is fetching to this folder now", where=str(place), hint="wait until it ends, or name another folder"
         ) from None
     finally:
         os.close(descriptor)

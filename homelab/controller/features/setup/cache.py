@@ -43,11 +43,9 @@ def pip(arguments: Iterable[str], what: str, again: Command | None = None) -> No
         -1:
     ]
     if any("DO NOT MATCH THE HASHES" in error for error in errors):
-        hint = Hint("the index, or a proxy before it, gives another file: pip config list names it; with another one, again: {}", again)
-        raise HomelabError(
-            f"{what}: it is not the file whose digest homelab knows; pip says: {'; '.join(errors)}", where="this machine", hint=hint
-        )
+        hint = Hint("the index, or a proxy before it, gives another file: pip config list shows it; change it, then run again: {}", again)
+        raise HomelabError(f"{what}: its digest differs from the known one; pip says: {'; '.join(errors)}", where="this machine", hint=hint)
     raise HomelabError(
         f"{what}: pip says: {'; '.join(errors) or done.returncode}", where="this machine",
-        hint=Hint("is there a way to the package index (pip config list)? Then again: {}", again),
+        hint=Hint("can this machine reach the package index (pip config list)? Then run again: {}", again),
     )  # fmt: skip

@@ -33,17 +33,19 @@ def of_recipe(recipe: Recipe, say: Say) -> list[ModelSource]:
 
 def _prepared(data: HubData, say: Say) -> ModelSource:
     """The folder ORG___NAME/CONFIGURATION/VERSION/COMMIT below the library's cache (datasets 5.2, builder.py), and where it lies there."""
-    say(f"fetching hub:{data.path}, where it is not here yet")
+    say(f"fetching hub:{data.path}, unless it is here already")
     question = {"path": data.path, "config": data.config, "revision": data.revision, "token": hub_token.value()}
     words = [sys.executable, "-P", "-m", "homelab.worker.tools.prepared_data"]
     done = subprocess.run(words, input=json.dumps(question), capture_output=True, text=True, check=False)
     if "No module named 'datasets'" in done.stderr:
-        raise HomelabError(f"the library is not here that fetches hub:{data.path}", where="this machine", hint=package.install("datasets"))
+        raise HomelabError(
+            f"the library that fetches hub:{data.path} is not installed here", where="this machine", hint=package.install("datasets")
+        )
     if done.returncode != 0:
         why = plain((done.stderr.strip().splitlines() or ["it says nothing"])[-1])[:300]
         raise HomelabError(
             f"hub:{data.path} cannot be fetched: {why}", where="this machine",
-            hint=Hint("are its name and configuration right, is there a way to the hub? Private data wants a token: export HF_TOKEN=...; then: {}", homelab("setup --recipe FILE")),
+            hint=Hint("check its name and configuration, and the way to the hub. Private data needs a token: export HF_TOKEN=...; then: {}", homelab("setup --recipe FILE")),
         )  # fmt: skip
     answer = json.loads(done.stdout.splitlines()[-1])
     folder = Path(answer["folder"])

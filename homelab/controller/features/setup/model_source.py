@@ -37,7 +37,7 @@ def of_recipe(model: Model, say: Say) -> ModelSource:
     folder = Path(model.name).expanduser() if model.is_folder else Path(hub_cache.snapshots(model.name), commit)
     if not (folder / "config.json").is_file():
         raise InputError(
-            f"{model.name} is no model folder on this machine", where=str(folder / "config.json"),
+            f"{model.name} is not a model folder on this machine", where=str(folder / "config.json"),
             hint=Hint("copy the model to {}, or edit the recipe: [model] name = a hub id like org/name; then: {}", str(folder), homelab("setup --recipe FILE")),
         )  # fmt: skip
     say(f"reading {model.name}")
@@ -65,11 +65,11 @@ def _fetched(model: Model, say: Say) -> str:
         from huggingface_hub.utils import disable_progress_bars
     except ImportError:
         raise HomelabError(
-            f"the hub's library is not here, which fetches {model.name}", where="this machine",
+            f"the hub's library, which fetches {model.name}, is not installed here", where="this machine",
             hint=package.install("huggingface_hub"),
         ) from None  # fmt: skip
     disable_progress_bars()
-    say(f"fetching {model.name} from the hub, where it is not here yet")
+    say(f"fetching {model.name} from the hub, unless it is here already")
     try:
         folder = snapshot_download(
             model.name, revision=model.revision, allow_patterns=list(model_files.PATTERNS), token=hub_token.value() or None
@@ -77,6 +77,6 @@ def _fetched(model: Model, say: Say) -> str:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise HomelabError(
             f"{model.name} cannot be fetched: {str(error).splitlines()[0][:300]}", where="this machine",
-            hint=Hint("is the name right, and is there a way to the hub? A gated model wants a token: export HF_TOKEN=...; then: {}", homelab("setup --recipe FILE")),
+            hint=Hint("check the name, and the way to the hub. A gated model needs a token: export HF_TOKEN=...; then: {}", homelab("setup --recipe FILE")),
         ) from None  # fmt: skip
     return Path(folder).name

@@ -48,7 +48,7 @@ def _install(folder: Path, machine: str, version: str) -> Path:
     if len(roots) != 1:
         raise HomelabError(
             f"Python {version} for {machine} (about 30 MB) cannot be fetched: uv says: {said[-300:]}", where="this machine",
-            hint=Hint("install Python {} on the nodes that lack it (with their system's package manager), then: {}", version, homelab("setup")),
+            hint=Hint("install Python {} on the nodes that lack it (by their package manager), then: {}", version, homelab("setup")),
         )  # fmt: skip
     return roots[0]
 

@@ -33,7 +33,7 @@ def sharing(agent: Agent, target: Target, parts: Sequence[NeededFile], say: Say)
     try:
         stream = agent.open("setup-share", ShareRequest(address=agent.node.lan_address or "", files=files))
     except HomelabError as error:
-        say(f"{agent.node.name} cannot share what it has ({error.message}); this machine sends it")
+        say(f"{agent.node.name} cannot share its files ({error.message}); this machine sends them")
         yield {}
         return
     try:

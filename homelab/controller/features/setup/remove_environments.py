@@ -36,7 +36,7 @@ def remove(fleet: Fleet, names: Iterable[str], say: Say) -> Outcome[SetupRemoved
             SetupRemoved,
             setup_nodes.when_free(
                 lambda: fleet.agent(name).ask("setup-remove", timeout_s=_REMOVE_TIMEOUT_S),
-                lambda: say(f"{name}: waiting for a setup that works on this node"),
+                lambda: say(f"{name}: waiting for a setup that is working on this node"),
             ),
         )
         if removed.left:

@@ -48,7 +48,7 @@ class NodeDone(DisplayValue):
 def run(fleet: Fleet, names: Iterable[str], wanted: WantedPackages, how: SetupOptions, say: Say) -> Outcome[NodeDone]:
     """Bring these nodes to what is wanted. One node's error does not stop the others."""
     names = list(names)
-    say(f"looking at the environment of {listed(names)}")
+    say(f"reading the environment of {listed(names)}")
     states, errors = on_all(names, lambda name: look(fleet.agent(name), {}), stop=fleet.give_up_all)
     by_hand = {name: _left_alone(state) for name, state in states.items() if setup_plan.is_somebodys(state)}
     states = {name: state for name, state in states.items() if name not in by_hand}
@@ -94,9 +94,9 @@ def run(fleet: Fleet, names: Iterable[str], wanted: WantedPackages, how: SetupOp
 
 def _left_behind(installing: list[str]) -> Hint:
     if not installing:
-        return Hint("What has arrived stays on the nodes. To go on: {}", homelab("setup"))
+        return Hint("Files that have arrived stay on the nodes. To continue: {}", homelab("setup"))
     return Hint(
-        "{} finishes the installation that has begun. To go on after it: {}; to remove it: {}",
+        "{} finishes the installation that has begun. To continue after it: {}; to remove it: {}",
         listed(installing),
         homelab("setup"),
         homelab("teardown"),
@@ -109,7 +109,7 @@ def look(agent: Agent, wanted_files: Mapping[str, str]) -> SetupState:
     environment = environment_of(node)
     if environment is None:
         raise HomelabError(
-            f"setup makes environments, and {node.python} is in none", where=f"cluster.toml, node {node.name}: python",
+            f"setup makes environments, but {node.python} is not in one", where=f"cluster.toml, node {node.name}: python",
             hint=Hint("edit cluster.toml, node {}: python = \"~/.homelab/env/bin/python\"; then: {}", node.name, homelab("setup", node.name)),
         )  # fmt: skip
     request = LookRequest(environment=environment, files=dict(wanted_files))
@@ -123,7 +123,7 @@ def refuse_while_runs_live(agent: Agent) -> None:
         raise HomelabError(
             f"run {listed(alive)} uses the environment of this node now",
             where=f"node {agent.node.name}",
-            hint=Hint("{}, or wait for its end", homelab("stop", alive[0])),
+            hint=Hint("{}, or wait until it ends", homelab("stop", alive[0])),
         )
 
 
@@ -141,7 +141,7 @@ def when_free(ask: Callable[[], T], say_waiting: Callable[[], object]) -> T:
 
 
 def _left_alone(state: SetupState) -> NodeDone:
-    words = "you made this environment, and setup changes nothing in it; preflight says whether it is fit"
+    words = "you made this environment, so setup changes nothing in it; preflight tests it"
     return NodeDone(
         difference=words, is_whole=True, changed=False, python=state.environment_python, packages=len(state.packages), is_somebodys=True
     )
@@ -172,12 +172,12 @@ def _bring(agent: Agent, state: SetupState, platform: Platform, lock: Lock, supp
     progress.installing.add(name)
     made = when_free(
         lambda: agent.ask("setup-make", request, timeout_s=_MAKE_TIMEOUT_S),
-        lambda: progress.end(name, "waiting for another setup that works on this node"),
+        lambda: progress.end(name, "waiting for another setup that is working on this node"),
     )
     progress.installing.discard(name)
     if made["packages"] != lock.versions:
         raise HomelabError(
-            "the environment does not hold what was installed", where=f"node {name}",
-            hint=Hint("{}; if it says the same again: {}", homelab("setup", name), homelab("teardown", name)),
+            "the environment lacks packages that were installed", where=f"node {name}",
+            hint=Hint("{}; if that fails again: {}", homelab("setup", name), homelab("teardown", name)),
         )  # fmt: skip
     return steps.send_bytes

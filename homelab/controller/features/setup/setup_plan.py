@@ -43,7 +43,7 @@ class Difference(Value):
         parts = [f"{words} {_some(names)}" for words, names in (("install", missing), ("exchange", other), ("remove", extra)) if names]
         if self.size_bytes:
             parts.append(f"{decimal_size(self.size_bytes)} of wheels")
-        return "; ".join(parts) or "make it anew: it is not whole, or has another Python"
+        return "; ".join(parts) or "make it again: it is not complete, or has another Python"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -79,7 +79,7 @@ def check_environment(node: str, environment: str, state: SetupState) -> None:
     """Raises HomelabError if a folder lies there that setup has not made and whose Python does not start: installing would remove its owner's files."""
     if state.environment_exists and not state.environment_is_ours and not is_somebodys(state):
         raise HomelabError(
-            "there is a folder that homelab setup has not made, and no Python starts in it", where=f"node {node}, {environment}",
+            "there is a folder that homelab setup did not make, and its Python does not start", where=f"node {node}, {environment}",
             hint=Hint("move it away, or edit cluster.toml, node {}: python = another folder's bin/python; then: {}", node, homelab("setup", node)),
         )  # fmt: skip
 

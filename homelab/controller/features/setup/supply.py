@@ -59,7 +59,7 @@ class Supply:
             if error is None:
                 return
             refused.add(agent.node.name)
-            self._say(f"{agent.node.name} does not fetch the packages itself ({error.message}); they are fetched here and sent")
+            self._say(f"{agent.node.name} cannot fetch the packages itself ({error.message}); this machine fetches and sends them")
         if package and part.name not in self._lying:
             self._fetch_here()
             part = next(real for real in wheelhouse.parts(self._lock) if real.name == part.name)

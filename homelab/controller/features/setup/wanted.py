@@ -45,7 +45,7 @@ def of_file(path: Path) -> WantedPackages:
             raise InputError(
                 f"not the name of a package: {line!r}",
                 where=str(path),
-                hint="one package a line, with or without a version: humanize==4.17.0",
+                hint="write one package on each line, with or without a version: humanize==4.17.0",
             )
     return WantedPackages(lines, None)
 

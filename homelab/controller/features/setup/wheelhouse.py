@@ -69,7 +69,7 @@ def _resolve(wanted: Sequence[str], options: Sequence[str], constraints: Sequenc
             return lock_of_report(json.loads(report.read_text(encoding="utf-8")))
         except (KeyError, TypeError, ValueError) as error:
             raise HomelabError(
-                f"pip resolved something that setup cannot use: {error}", where="this machine", hint=Hint("{}", homelab("setup --help"))
+                f"setup cannot use what pip resolved: {error}", where="this machine", hint=Hint("{}", homelab("setup --help"))
             ) from None
 
 
@@ -91,7 +91,7 @@ def fetch(resolved: Lock, platform: Platform) -> None:
             for package in lacking
         )
         total = decimal_size(sum(package.size_bytes for package in lacking))
-        cache.pip(arguments, f"these packages are not on this machine, and cannot be fetched ({total} in all): {sizes}")
+        cache.pip(arguments, f"these packages are not on this machine, and cannot be fetched ({total} in total): {sizes}")
         for package in lacking:
             Path(folder, package.wheel).replace(wheels / package.wheel)
 

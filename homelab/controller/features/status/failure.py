@@ -79,7 +79,7 @@ def look(fleet: Fleet, paths: RunPaths, attempt: int | None, say: Callable[[str]
 
     Without `attempt` and without a failure the answer is about the newest attempt.
     """
-    say(f"asking what happened to {paths.name}")
+    say(f"reading what happened to {paths.name}")
     watcher = monitor.Watcher(fleet, paths)
     snapshot = watcher.look()
     if attempt is not None and not 1 <= attempt <= snapshot.attempt:

@@ -157,7 +157,7 @@ class Watcher:
         if not self.unreachable or snapshot.state != kept or snapshot.state not in FINISHED:
             return ()
         are = "it is" if len(self.unreachable) == 1 else "they are"
-        return (f"{snapshot.state}, as was seen before; {', '.join(self.unreachable)} cannot be asked now ({are} off, or unreachable)",)
+        return (f"{snapshot.state}, as seen before; {', '.join(self.unreachable)} cannot be asked now ({are} off, or unreachable)",)
 
     def _supervisors_on_nodes(self) -> dict[str, SupervisorReply]:
         """Node -> what it says about a supervisor of this run there, at work or not."""
@@ -170,7 +170,7 @@ class Watcher:
         if snapshot.supervisor:
             return ()
         place = remote_supervisor.recorded(self._paths)
-        silent = f"{place} does not answer" if place in self.unreachable else f"none is at work on {place} any more"
+        silent = f"{place} does not answer" if place in self.unreachable else f"none is working on {place} any more"
         steps_s = [line["step_s"] for line in self._gathered.lines if line.get("attempt") == snapshot.attempt and line.get("step_s")]
         usual_s = statistics.median(steps_s) if steps_s else None
         still = detect_stall(snapshot.attempt, [node.name for node in plan.nodes], self.replies, usual_s, plan.step_s)

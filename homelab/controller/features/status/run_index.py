@@ -52,7 +52,7 @@ class NodeEntry:
 
 def all_runs(fleet: Fleet, runs_dir: Path, say: Say) -> RunIndex:
     """Ask all nodes, and look into `runs_dir`."""
-    say("asking the nodes for their runs")
+    say("reading the runs of the nodes")
     answers, unreachable = fleet.ask("runs")
     event_log.tell_secrets_removed(runs_dir, answers)
     rows: dict[str, RunRow] = {}

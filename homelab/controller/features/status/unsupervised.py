@@ -24,7 +24,7 @@ def outliving(replies: Mapping[str, Reply], attempt: int, stop: Command) -> tupl
     if not alive:
         return ()
     where = ", ".join(f"{name} ({count})" for name, count in alive.items())
-    seen = f"processes of this run are alive on {where}, though its attempt {attempt} has ended: somebody typed its commands once more"
+    seen = f"processes of this run are running on {where}, although its attempt {attempt} has ended: somebody started its commands by hand"
     return (Hint("{}; {} ends them", seen, stop),)
 
 
@@ -50,21 +50,17 @@ def unsupervised_warnings(
     if record.get("doing") == "given up" and state == "failed":
         lines.append(Hint("its supervisor has given up: {}; by hand: {}", plain(str(record.get("why", ""))), recover))
     elif silent_place:
-        lines.append(Hint("no supervisor is heard of ({}): after a failure this run goes on by {}", silent_place, recover))
+        lines.append(Hint("no supervisor answers ({}): after a failure, recover this run by {}", silent_place, recover))
     elif record.get("doing") in ("watching", "recovering"):
         lines.append(
-            Hint(
-                "nobody looks after this run any more: its supervisor (process {} here) is gone; another one: {}",
-                record.get("pid"),
-                supervise,
-            )
+            Hint("this run has no supervisor any more: process {} here is gone; to start another: {}", record.get("pid"), supervise)
         )
     elif record.get("wanted") is True and record.get("doing") in ("launching", "recovering by hand") and not is_pending:
         lines.append(
-            Hint("nobody looks after this run: the command that started it was ended before it had left a supervisor; one: {}", supervise)
+            Hint("this run has no supervisor: the command that launched it ended before it started one; to start one: {}", supervise)
         )
     if still is not None and state in ("starting", "running"):
-        lines.append(Hint("{}, and no supervisor is at work: {}", still.because, recover))
+        lines.append(Hint("{}, and no supervisor is working: {}", still.because, recover))
     return tuple(lines)
 
 

@@ -23,7 +23,7 @@ _REMOVED = ".removed-"
 def candidates(fleet: Fleet, runs_dir: Path, models_dir: Path, say: Say) -> tuple[list[PrunableRun], dict[str, HomelabError]]:
     """Every known run, the newest first, and the nodes that could not be asked. `models_dir`: where fetched models are put."""
     index = run_index.all_runs(fleet, runs_dir, say)
-    say("asking the nodes how large they are")
+    say("reading their sizes on the nodes")
     answers, failed = fleet.ask("run-weigh", timeout_s=_WEIGH_S)
     silent = {**index.unreachable, **failed}
     local = {paths.name: paths for paths in store.runs_in(runs_dir)}
@@ -35,7 +35,7 @@ def candidates(fleet: Fleet, runs_dir: Path, models_dir: Path, say: Say) -> tupl
         busy = next((f"{entry['busy']} ({node})" for node, entry in on_nodes.items() if entry["busy"]), "")
         if paths is not None:
             places[HERE] = sum(path.lstat().st_size for path in paths.root.rglob("*"))
-            busy = busy or ("its supervisor is at work here" if supervisor_lock.is_held(paths) else "")
+            busy = busy or ("its supervisor is working here" if supervisor_lock.is_held(paths) else "")
         has_model = "" if (models_dir / row.name).exists() else next((node for node, entry in on_nodes.items() if entry["final"]), "")
         found.append(PrunableRun(row.name, row.state, places, busy, _unasked(paths, silent), has_model))
     return found, silent

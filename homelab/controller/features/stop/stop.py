@@ -100,7 +100,7 @@ def stop(fleet: Fleet, paths: RunPaths, say: Callable[[str], None]) -> StopOutco
         if (name in planned or answer["as_nodes"] or answer["asked"]) and name not in unreachable
     }
     holder = stopped_holder.here(paths)
-    held = f"{holder.is_stopped}, and sees none of this; it ends by itself after {holder.go_on}" if holder else ""
+    held = f"{holder.is_stopped}, and does not notice this; it ends by itself after {holder.go_on}" if holder else ""
     outcome = StopOutcome(paths.name, ended, unreachable, was_done=before == "done", held=held)
     if before not in ("done", "failed"):
         store.set_state(paths, "stopped" if outcome.exit_code == EXIT_DONE else "stopping", attempt)
@@ -143,7 +143,7 @@ def end_orphans(
 
     A run that trains is left alone, and so is one that somebody owns: a supervisor, here or anywhere, or a command.
     """
-    say("asking the nodes what runs there")
+    say("reading the runs of the nodes")
     answers, unreachable = fleet.ask("runs")
     repaired = event_log.tell_secrets_removed(runs_dir, answers)
     ended, kept = [], []

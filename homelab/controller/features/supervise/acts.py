@@ -35,7 +35,7 @@ class Incident:
         """In words."""
         if self.verdict:
             return self.verdict.because
-        return f"{', '.join(self.rejoining)} is well again" if self.rejoining else self.recut
+        return f"{', '.join(self.rejoining)} is healthy again" if self.rejoining else self.recut
 
 
 @dataclass(frozen=True)

@@ -90,5 +90,5 @@ def by_apprise(file: str, title: str, text: str) -> str:
     config.add(str(path))
     services.add(config)
     if not len(services):
-        return f"[notify] apprise: {path} names no service that it knows"
-    return "" if services.notify(title=title, body=text) else f"[notify] apprise: a service of {path} did not take it"
+        return f"[notify] apprise: {path} names no known service"
+    return "" if services.notify(title=title, body=text) else f"[notify] apprise: a service of {path} refused the message"

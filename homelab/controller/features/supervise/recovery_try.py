@@ -76,7 +76,7 @@ class RecoveryTry:
         policies = self.run.recipe.recovery.log_policies if verdict is not None else ()
         met, slow = log_policies.met(self.examination.logs, policies)
         for policy in slow:
-            event_log.append(paths, note(f'[recovery] log_policies: looking for "{policy.pattern}" takes too long; it counts as not met'))
+            event_log.append(paths, note(f'[recovery] log_policies: looking for "{policy.pattern}" takes too long; it counts as not found'))
         return observation.Examined(self.examination.diagnosis, self.examination.step, tuple(met))
 
     def halt(self, act: acts.Halt) -> observation.HaltResult:
@@ -116,7 +116,7 @@ class RecoveryTry:
 
 def _end_of(plan: Plan, incident: acts.Incident) -> AttemptEnd:
     verdict = incident.verdict
-    silent = {name: plan.left_out_because.get(name, "it was left out, and is not well yet") for name in incident.left_out}
+    silent = {name: plan.left_out_because.get(name, "it was left out, and is not healthy yet") for name in incident.left_out}
     if verdict is None:
         return AttemptEnd(incident.because, False, silent)
     if verdict.kind == "silent-node":

@@ -63,7 +63,7 @@ def decide(failure: Failure, restarts: Sequence[Restart], recovery: Recovery, *,
     excluded = []
     for name, policy in failure.met:
         if policy.action == "stop":
-            return give_up(f'{title}; {name} said what [recovery] log_policies stops at: "{policy.pattern}"')
+            return give_up(f'{title}; {name} printed the words of [recovery] log_policies: "{policy.pattern}"')
         excluded.append(name)
     if not recovery.auto:
         return give_up(f"{title}; [recovery] auto is off")
@@ -74,26 +74,26 @@ def decide(failure: Failure, restarts: Sequence[Restart], recovery: Recovery, *,
     staying = set(nodes) - set(excluded)
     if excluded and len(staying) < min(recovery.min_nodes, len(nodes)):  # where too few answer, they are waited for
         left = f"{len(staying)} of [recovery] min_nodes = {recovery.min_nodes}" if staying else "no node"
-        return give_up(f"{title}; without {', '.join(dict.fromkeys(excluded))} there would be {left} to go on with")
+        return give_up(f"{title}; without {', '.join(dict.fromkeys(excluded))} there would be {left} left")
     # A time in the future is from before the clock was set back; its age is unknown.
     lately = [restart for restart in restarts if 0 <= now - restart.at < WINDOW_S]
     if len(lately) >= recovery.max_restarts:
         return give_up(f"{title}; {len(lately)} restarts within the last hour, and [recovery] max_restarts = {recovery.max_restarts}")
     same = [restart for restart in restarts if (restart.cause, restart.node, restart.resume_step) == (cause, node, step)]
     if len(same) >= SAME_PLACE:
-        return give_up(f"{title}; it ended so {len(same)} times before, without a new checkpoint")
+        return give_up(f"{title}; it ended like this {len(same)} times before, without a new checkpoint")
     return Decision("go-on", title, cause, node, tuple(dict.fromkeys(excluded)))
 
 
 def keeping(indispensable: Mapping[str, tuple[int, ...]], decision: Decision) -> Decision:
-    """The decision, but no node is left out that alone has shards of the checkpoint: without them nobody can go on.
+    """The decision, but no node is left out that is the only node with shards of the checkpoint: without them nobody can go on.
 
     `indispensable`: node -> those shards.
     """
     needed = [name for name in decision.exclude if name in indispensable]
     if decision.kind == "give-up" or not needed:
         return decision
-    whose = "; ".join(f"{name} alone has shard {', '.join(map(str, indispensable[name]))} of the checkpoint" for name in needed)
+    whose = "; ".join(f"{name} is the only node with shard {', '.join(map(str, indispensable[name]))} of the checkpoint" for name in needed)
     return replace(decision, kind="give-up", because=f"{decision.because}; {whose}, and cannot be left out", exclude=())
 
 

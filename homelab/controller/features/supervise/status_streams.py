@@ -61,7 +61,7 @@ class StatusStreams:
             while not ended.wait(_LOOK_S):
                 for name in [name for name, sign in self.statuses().items() if sign.heard_s > _GONE_S and name not in closed]:
                     closed.add(name)
-                    fleet.give_up(name, f"nothing has been heard of it for {_GONE_S:.0f} s")
+                    fleet.give_up(name, f"it has sent nothing for {_GONE_S:.0f} s")
 
         thread = threading.Thread(target=watch, daemon=True, name="letting go")
         thread.start()

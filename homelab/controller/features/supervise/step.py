@@ -28,14 +28,14 @@ RETRY_S = (2.0, 5.0, 10.0, 20.0, 30.0)
 WAIT_S = 24 * 3600.0  # for nodes that may be switched on again in the morning
 COLLECT_S = 20.0
 REFUSED_S = 900.0  # a node that looked well and was not: its return has cost everybody a restart
-CUT_SHORT = AttemptVerdict("exit", because="the supervisor was ended while it recovered this run")
+CUT_SHORT = AttemptVerdict("exit", because="the supervisor ended while it recovered this run")
 
 Phase = Literal["new", "reviewing", "watching", "recovering", "waiting", "resumed", "giving-up"]
 
 
 @dataclass(frozen=True)
 class Watch:
-    """What is known of the attempt that is watched. `first_seen`: node that is well again -> the newest checkpoint when that was first seen."""
+    """What is known of the attempt that is watched. `first_seen`: node that is healthy again -> the newest checkpoint when that was first seen."""
 
     absent: frozenset[str] = frozenset()
     reported: str | None = None

@@ -181,10 +181,10 @@ class Supervisor:
 
     def _wait_before_retry(self, act: acts.WaitBeforeRetry) -> None:
         if act.error is not None:
-            self._say(f"cannot go on yet: {act.error.text}")
+            self._say(f"cannot continue yet: {act.error.text}")
             event_log.append(self._paths, event("waiting", self._plan.attempt, message=act.error.message, hint=act.error.hint))
             self._write("recovering", f"waiting: {act.error.message}")
-            self._notifier.tell("needs you", f"it cannot go on yet: {act.error.message}\n{act.error.hint}")
+            self._notifier.tell("needs you", f"it cannot continue yet: {act.error.message}\n{act.error.hint}")
         time.sleep(act.seconds)
 
     def _give_up(self, act: acts.GiveUp) -> None:
@@ -207,7 +207,7 @@ class Supervisor:
         if act.why is not None:
             self._write("ended", act.why)
         if act.how == "done":
-            self._notifier.tell("done", f"It ended well. Next: {homelab('status', self._paths.name)}")
+            self._notifier.tell("done", f"It is done. Next: {homelab('status', self._paths.name)}")
 
     def _stop_ranks(self, names: frozenset[str]) -> None:
         """On these nodes a rank may still wait for its peers."""

@@ -163,10 +163,10 @@ class Forwarder:
         tracker: TrackerKind = TRACKERS[self.tracker]
         said = redact.text(" ".join(plain_lines(str(error)).split()))[:300]
         return HomelabError(
-            f"{self.tracker} does not take the run's metrics: {type(error).__name__}: {said}",
+            f"{self.tracker} refuses the run's metrics: {type(error).__name__}: {said}",
             where=f"{self.tracker}, run {self._paths.name}; the run itself is not touched",
             hint=Hint(
-                "is it up, and is its key right ({})? Then: {}", tracker.login, homelab(f"track --to {self.tracker}", self._paths.name)
+                "is it running, and is its key right ({})? Then: {}", tracker.login, homelab(f"track --to {self.tracker}", self._paths.name)
             ),
         )
 

@@ -110,7 +110,7 @@ def show(fleet: Fleet, paths: RunPaths, *, port: int, say: Say, serving: Callabl
                 if not look.is_over:
                     look = _look(source, files)
                     if look.trouble != trouble and look.trouble:
-                        say(f"the curves stand still: {look.trouble}")
+                        say(f"the curves get no new points: {look.trouble}")
                     trouble = look.trouble
 
 

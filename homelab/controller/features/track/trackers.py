@@ -122,7 +122,7 @@ def _swanlab(job: TrackerJob) -> Sink:
 
 TRACKERS: Mapping[str, TrackerKind] = {
     "trackio": TrackerKind("trackio", "trackio>=0.43", _trackio, "hf auth login", f"trackio show --project {PROJECT}"),
-    "wandb": TrackerKind("wandb", "wandb>=0.20", _wandb, "wandb login", "wandb sync --sync-all uploads what was written offline"),
+    "wandb": TrackerKind("wandb", "wandb>=0.20", _wandb, "wandb login", "wandb sync --sync-all uploads the runs that were written offline"),
     "mlflow": TrackerKind("mlflow", "mlflow>=3", _mlflow, "export MLFLOW_TRACKING_URI=...", "mlflow ui"),
     "aim": TrackerKind("aim", "aim>=3.29", _aim, "aim init", "aim up"),
     "swanlab": TrackerKind("swanlab", "swanlab[dashboard]>=0.7", _swanlab, "swanlab login", "swanlab watch"),

@@ -88,7 +88,7 @@ class _Waiting:
                     raise _not_in_its_network(node, sleeper)
                 sent_s = now_s
             self.say(
-                f"{name}: a packet for {sleeper.mac} was sent by {by}; waiting for its answer ({now_s - start_s:.0f} s of at most {self.limit_s:.0f})"
+                f"{name}: {by} sent a packet to {sleeper.mac}; waiting for an answer ({now_s - start_s:.0f} s of at most {self.limit_s:.0f})"
             )
             try:
                 connect(self.fleet.cluster, node).close()
@@ -129,14 +129,14 @@ def _woken(state: State, sleeper: Sleeper | None, seconds: float | None = None) 
 
 def _never_asked(node: Node, error: HomelabError) -> HomelabError:
     return UnreachableError(
-        "it does not answer, and how to wake it is not known here: every command that asks a node for its facts remembers it",
+        "it does not answer, and its network card is not known here: homelab remembers it from the first command that reaches the node",
         where=error.where, hint=Hint("switch {} on by hand, then: {}", node.name, homelab("preflight")),
     )  # fmt: skip
 
 
 def _not_in_its_network(node: Node, sleeper: Sleeper) -> HomelabError:
     return UnreachableError(
-        f"it does not answer, and nobody can wake it: neither this machine nor a node that is awake is in its network {sleeper.network}",
+        f"it does not answer, and no machine can wake it: neither this machine nor a node that is awake is in its network {sleeper.network}",
         where=f"node {node.name} ({sleeper.mac} on {sleeper.interface})", hint=Hint("join that network, or switch on one of its machines, then: {}", homelab("wake", node.name)),
     )  # fmt: skip
 
@@ -144,12 +144,12 @@ def _not_in_its_network(node: Node, sleeper: Sleeper) -> HomelabError:
 def _does_not_wake(node: Node, sleeper: Sleeper, limit_s: float, error: HomelabError) -> HomelabError:
     enable = on_node(node, by_root(quote_words(["ethtool", "-s", sleeper.interface, "wol", "g"])))
     why = {
-        True: "its card was set up to wake it: look at its firmware's settings (Wake on LAN, ErP off), its cable and its mains",
-        False: "its card was not set up to wake it",
-        None: "whether its card was set up to wake it is not known",
+        True: "its network card was set up to wake it: check its firmware settings (Wake on LAN on, ErP off), its cable and its power",
+        False: "its network card was not set up to wake it",
+        None: "homelab does not know whether its network card was set up to wake it",
     }[sleeper.wakes if sleeper.kind == "physical" else None]
     if sleeper.kind == "wifi":
-        why = "it was on Wi-Fi, and few cards wake a machine from there: give it a cable"
+        why = "it was on Wi-Fi, and few Wi-Fi cards can wake a machine: connect a cable"
     return SilentError(
         f"no answer within {limit_s:.0f} s after packets for {sleeper.mac} in {sleeper.network}: {why}", where=error.where,
         hint=Hint("switch it on by hand, allow it once with {}, then: {}", enable, homelab("wake", node.name)),

@@ -31,14 +31,14 @@ def _together(job: TrainingJob, strategy: Strategy, ranks: int, nodes: list[str]
         )
         return
     part = time.wire_s / time.step_s
-    yield f"{strategy.name} on {len(nodes)} machines: {time.wire_s:.2g} s of every {time.step_s:.3g} s step are on the wire ({part:.0%})"
+    yield f"{strategy.name} on {len(nodes)} machines: {time.wire_s:.2g} s of every {time.step_s:.3g} s step go to the network ({part:.0%})"
     if part > WIRE_PART:
         ways = ["a larger global_batch (global_batch_max lets the launch raise it)"]
         if job.recipe.parallel.compress == "none" and not strategy.divides_weights:
-            ways.append('compress = "bf16" (half the bytes, and no longer the same curve to the last digits)')
-        yield f"the wire takes more than {WIRE_PART:.0%} of a step; what helps: {', or '.join(ways)}"
+            ways.append('compress = "bf16" (half the bytes, but the curve changes in its last digits)')
+        yield f"the network takes more than {WIRE_PART:.0%} of a step; what helps: {', or '.join(ways)}"
     if job.shape is not None and not strategy.divides_weights:
-        yield f"{network_cost.price_of_sharding(job, job.shape)} Not on this wire"
+        yield f"{network_cost.price_of_sharding(job, job.shape)} That is too slow on this network"
 
 
 def _who(nodes: list[str], time: TimeEstimate) -> Iterator[str]:
@@ -62,12 +62,12 @@ def _smaller(job: TrainingJob, ranks: Sequence[RankPlan]) -> Iterator[str]:
     if not short or job.shape is None:
         return
     if job.recipe.parallel.micro_batch != "auto" and all(_fits_row_by_row(job, rank) for rank in ranks if rank.node in short):
-        yield f'it does not fit on {", ".join(short)} with micro_batch = {job.recipe.parallel.micro_batch}, and row by row it does: leave micro_batch to "auto"'
+        yield f'it does not fit on {", ".join(short)} with micro_batch = {job.recipe.parallel.micro_batch}, but it fits row by row: set micro_batch = "auto"'
         return
     method, precision = job.recipe.method, job.precision
     now = rank_memory.base_weight_bytes(job.shape, method, precision)
     if method.kind == "qlora":
-        yield f"it does not fit on {', '.join(short)} even in 4 bits ({gigabytes(now, '.2g')} GB of weights): a shorter seq_len, a smaller model, or leave it out"
+        yield f"it does not fit on {', '.join(short)} even in 4 bits ({gigabytes(now, '.2g')} GB of weights): use a shorter seq_len or a smaller model, or leave it out"
         return
     packed = rank_memory.base_weight_bytes(job.shape, replace(method, kind="qlora", base="auto"), precision)
     yield f'quantise harder: it does not fit on {", ".join(short)}; kind = "qlora" holds the weights in {gigabytes(packed, ".2g")} GB instead of {gigabytes(now, ".2g")}'

@@ -55,9 +55,9 @@ def of_config(config: Mapping[str, Any]) -> int | None:
 def beyond(seq_len: int, most: int) -> tuple[str, str]:
     """(what is seen, the edit) of a recipe whose rows may be longer than these positions."""
     # transformers takes rope_scaling in place of rope_parameters, and their rope_theta would be lost with them.
-    stretch = f'"rope_type": "yarn", "factor": {math.ceil(seq_len / most)}.0 in its rope_parameters (in rope_scaling where it has none)'
+    stretch = f'"rope_type": "yarn", "factor": {math.ceil(seq_len / most)}.0 in its rope_parameters (or in rope_scaling if it has none)'
     return (
-        f"seq_len {seq_len} is beyond the {most} positions that the model was trained with (max_position_embeddings): it computes longer rows, and badly",
+        f"seq_len {seq_len} is beyond the {most} positions that the model was trained with (max_position_embeddings): it computes longer rows badly",
         f"edit the recipe: [train] seq_len = {most} or less; or name a folder of the model whose config.json stretches them: {stretch}",
     )
 

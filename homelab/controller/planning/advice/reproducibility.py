@@ -13,10 +13,10 @@ from homelab.shared.law import model_chance
 from homelab.shared.law.wire_bytes import POWERSGD_RANK, POWERSGD_WORTH
 
 _COMPRESSED = {
-    "bf16": "rounds each rank's gradient by about 0.3 % of its size: with other ranks or shares the curve is close, not the same",
+    "bf16": "rounds each rank's gradient by about 0.3 % of its size: with other ranks or shares the curve is close, but not the same",
     "powersgd": (
-        f"sends products of rank {POWERSGD_RANK} instead of gradients: the curve depends on the cluster, and on every resume, because what"
-        " a rank has left out so far is in no checkpoint"
+        f"sends products of rank {POWERSGD_RANK} instead of gradients: the curve depends on the cluster, and on every resume, because no checkpoint"
+        " holds what a rank has not sent yet"
     ),
 }
 
@@ -28,7 +28,7 @@ def warnings_of(job: Job) -> list[str]:
     recipe, device, ranks = job.recipe, job.machines.device, job.machines.world_size
     warnings = []
     if recipe.method.dropout > 0:
-        on_cards = " and on cards of another model" if device == "cuda" else ""
+        on_cards = " and on other cards" if device == "cuda" else ""
         warnings.append(
             f"law: dropout {recipe.method.dropout:g} draws differently when rows move to other micro-batches{on_cards}; with dropout 0 the curve is"
             " the same to the last digits"
@@ -37,19 +37,19 @@ def warnings_of(job: Job) -> list[str]:
     narrow = recipe.method.kind != "full" and recipe.method.rank <= POWERSGD_RANK * POWERSGD_WORTH
     if recipe.parallel.compress == "powersgd" and narrow:
         warnings.append(
-            f'[parallel] compress = "powersgd" sends adapters of rank {recipe.method.rank} as they are: its products are hardly narrower;'
+            f'[parallel] compress = "powersgd" does not compress adapters of rank {recipe.method.rank}: its products are hardly smaller;'
             ' compress = "bf16" halves them'
         )
     elif recipe.parallel.compress != "none" and ranks > 1:
         warnings.append(f'law: [parallel] compress = "{recipe.parallel.compress}" {_COMPRESSED[recipe.parallel.compress]}')
     if recipe.train.optimizer != "adamw" and ranks > 1:
         warnings.append(
-            f'law: optimizer = "{recipe.train.optimizer}" rounds its states to 8 bits, which enlarges the last digits: losses agree to about 1e-6,'
+            f'law: optimizer = "{recipe.train.optimizer}" rounds its states to 8 bits, which changes the last digits: losses agree to about 1e-6,'
             " weights to about 1e-4 between clusters (measured)"
         )
     if recipe.method.backend == "unsloth" and device == "cuda":  # one card alone, too: on two it may be another curve
         warnings.append(
-            'law: backend = "unsloth" trains the same on unequal nodes in fp32 on CPUs (tested, 1e-5); of its CUDA kernels nobody has shown it'
+            'law: backend = "unsloth" trains the same on unequal nodes in fp32 on CPUs (tested, 1e-5); its CUDA kernels were not tested for that'
         )
     if any(
         _has_balancing_loss(node_facts.model.config)
@@ -57,8 +57,8 @@ def warnings_of(job: Job) -> list[str]:
         if node_facts.model and node_facts.model.config
     ):
         warnings.append(
-            "law: the model adds a loss that balances its experts (output_router_logits in its config.json) once per micro-batch, whatever"
-            " that holds: its weight depends on who computes what; without it the curve is the same on any cluster"
+            "law: the model adds a loss that balances its experts (output_router_logits in its config.json) once per micro-batch, whatever its size:"
+            " its weight depends on who computes what; without it the curve is the same on any cluster"
         )
     return warnings
 
@@ -105,7 +105,7 @@ def precision_warnings(job: Job, without_bf16: Sequence[str], strategy: Strategy
     if recipe.train.precision == "auto":
         because = f" because of {', '.join(without_bf16)}" if precision == "fp16" else ""
         warnings.append(
-            f'law: precision = "auto" is {precision} on this cluster{because} (fp32 on CPUs, bf16 on cards, fp16 where a card is older than Ampere);'
+            f'law: precision = "auto" is {precision} on this cluster{because} (fp32 on CPUs, bf16 on cards, fp16 if a card is older than Ampere);'
             " set [train] precision in the recipe so that another cluster trains the same"
         )
     if precision != "fp16":
@@ -113,7 +113,7 @@ def precision_warnings(job: Job, without_bf16: Sequence[str], strategy: Strategy
     dtype = own_dtype(job.machines.facts)
     if dtype == "bfloat16":
         warnings.append(
-            "fp16 ends at 65504, and the model was made in bfloat16 (dtype in its config.json), which goes on: what it computes may overflow, and the"
+            "fp16 ends at 65504, and the model was made in bfloat16 (dtype in its config.json), which has a larger range: its values may overflow, and the"
             " loss is then not a number"
         )
     elif dtype is None:

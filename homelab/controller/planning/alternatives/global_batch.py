@@ -24,12 +24,12 @@ def settle(inputs: PlanInputs) -> tuple[Recipe, Plan]:
         return recipe, plan
     batch, most = recipe.train.global_batch, recipe.train.global_batch_max // recipe.train.global_batch
     if plan.time is None:
-        return recipe, _with(plan, str(batch), "not raised: no speed is known yet, so nobody knows what the wire costs")
+        return recipe, _with(plan, str(batch), "not raised: no speed is known yet, so the cost of the network is unknown")
     part = plan.time.wire_s / plan.time.step_s
     if part <= WIRE_PART:
-        return recipe, _with(plan, str(batch), f"not raised: the wire takes {part:.0%} of a step")
+        return recipe, _with(plan, str(batch), f"not raised: the network takes {part:.0%} of a step")
     if most < 2:
-        return recipe, _with(plan, str(batch), f"the wire takes {part:.0%} of a step, but global_batch_max allows no whole multiple")
+        return recipe, _with(plan, str(batch), f"the network takes {part:.0%} of a step, but global_batch_max allows no whole multiple")
     # Computing grows with the batch, the wire does not: the first guess is right but for rounding.
     factor = max(2, math.ceil((1 - WIRE_PART) / WIRE_PART * plan.time.wire_s / plan.time.compute_s))
     while True:
@@ -41,8 +41,8 @@ def settle(inputs: PlanInputs) -> tuple[Recipe, Plan]:
         if now <= WIRE_PART or factor == most:
             break
         factor += 1
-    reached = "" if now <= WIRE_PART else ", more than global_batch_max allows would be needed"
-    because = f"the wire took {part:.0%} of a step with {batch}, and takes {now:.0%} now{reached}"
+    reached = "" if now <= WIRE_PART else "; less would need more than global_batch_max allows"
+    because = f"the network took {part:.0%} of a step with {batch}, and takes {now:.0%} now{reached}"
     warning = f"law: global_batch is {raised.train.global_batch} instead of {batch}, as global_batch_max allows, because {because}; another cluster may choose another"
     plan = _with(plan, str(raised.train.global_batch), because)
     return raised, plan.model_copy(update={"warnings": (*plan.warnings, warning)})

@@ -77,7 +77,7 @@ def parse_counts(text: str) -> tuple[int, ...]:
     span, listed = _RANGE.fullmatch(text.strip()), _LIST.fullmatch(text.strip())
     if span is None and listed is None:
         raise InputError(
-            f'"{text}" is no number of machines', where=_OPTION, hint=f"{_OPTION} 1..10 (each number), or {_OPTION} 2,4,8 (these)"
+            f'"{text}" is not a number of machines', where=_OPTION, hint=f"{_OPTION} 1..10 (each number), or {_OPTION} 2,4,8 (these)"
         )
     first, last = (int(span[1]), int(span[2])) if span else (0, 0)
     if span and first > last:
@@ -87,10 +87,10 @@ def parse_counts(text: str) -> tuple[int, ...]:
     good = [count for count in counts if 1 <= count <= MOST_MACHINES]
     edit = f"{good[0]}..{good[-1]}" if span and good else ",".join(map(str, good)) or f"1..{MOST_MACHINES}"
     if min(asked) < 1:
-        raise InputError("a training needs one machine or more", where=f"{_OPTION} {text}", hint=f"{_OPTION} {edit}")
+        raise InputError("a training needs at least one machine", where=f"{_OPTION} {text}", hint=f"{_OPTION} {edit}")
     if max(asked) > MOST_MACHINES:
         raise InputError(
-            f"more than {MOST_MACHINES} machines: nothing that was measured on a few says anything of so many, and each number is a plan of its own",
+            f"more than {MOST_MACHINES} machines: measurements of a few machines say nothing about so many, and each number needs its own plan",
             where=f"{_OPTION} {text}", hint=f"{_OPTION} {edit}",
         )  # fmt: skip
     return tuple(counts)
@@ -117,7 +117,7 @@ def curve(
     if not any(point.tokens_per_s for point in points):
         raise InputError(
             f"there is no curve: {next((point.error for point in points if point.error), 'nothing is known of the speed of these machines')}", where=_OPTION,
-            hint=Hint("a run measures their speed in its first steps ({}), or `speed` of every node in cluster.toml says it", homelab("launch", "RECIPE")),
+            hint=Hint("a run measures their speed in its first steps ({}); or set `speed` of every node in cluster.toml", homelab("launch", "RECIPE")),
         )  # fmt: skip
     turn, because = _turn([point for point in points if point.is_usable])
     return ScalingCurve(like=fleet.like, like_because=fleet.because, points=tuple(points), turn=turn, because=because, notes=tuple(notes))
@@ -130,7 +130,7 @@ def _for_any_machines(recipe: Recipe) -> tuple[Recipe, list[str]]:
     changes: dict[str, object] = {"recovery": recovery}
     if not isinstance(recipe.parallel.shares, str):
         changes["parallel"] = replace(recipe.parallel, shares="auto")
-        notes.append("[parallel] shares names nodes, and a copy has none there: the curve is that of shares by speed")
+        notes.append("[parallel] shares has no entry for a copy: the curve uses shares by speed")
     return recipe.model_copy(update=changes), notes
 
 
@@ -191,7 +191,7 @@ def _fleet_of(inputs: PlanInputs, make: Callable[[PlanInputs], Plan], like: str 
         order = sorted(alone, key=lambda name: -alone[name])
     if like is not None and like not in order:
         raise InputError(
-            f"{like} takes no part in the training, so nothing is known of a copy",
+            f"{like} takes no part in the training, so a copy cannot be planned",
             where=f"--like {like}",
             hint=f"take part: {', '.join(order)}",
         )
@@ -203,7 +203,7 @@ def _fleet_of(inputs: PlanInputs, make: Callable[[PlanInputs], Plan], like: str 
         if len(order) == 1
         else "the slower of the two"
         if len(order) == 2
-        else f"the middle one of {len(order)} by speed; --like NODE takes another"
+        else f"the middle one of {len(order)} by speed; --like NODE chooses another"
     )
     return _Fleet(inputs, tuple(order), middle, because)
 
@@ -242,13 +242,13 @@ def _limit(plan: Plan, time: TimeEstimate) -> str:
     best_compute_s = time.best_step_s - time.wire_s - time.wait_s
     rows = sum(rank.share for rank in plan.ranks)
     uneven = (
-        f"rows per batch: {rows} rows do not divide well over {plan.world_size} ranks of these speeds" if plan.balance == "measured"
-        else "the slowest rank: the shares are fixed, and all wait for it"
+        f"rows per batch: {rows} rows cannot be shared evenly by {plan.world_size} ranks of these speeds" if plan.balance == "measured"
+        else "the slowest rank: the shares are fixed, so all wait for it"
     )  # fmt: skip
     costs = {
-        "the wire": time.wire_s, "ranks that wait for each other, as earlier runs measured it": time.wait_s, uneven: time.compute_s - best_compute_s,
+        "the wire": time.wire_s, "ranks that wait for each other, as measured in earlier runs": time.wait_s, uneven: time.compute_s - best_compute_s,
         "stages that fill and drain once per step": time.fill_s,
-        "what each step and pass costs a rank, however few its rows are": best_compute_s - time.step_s * time.efficiency,
+        "the fixed cost of each step and pass on a rank": best_compute_s - time.step_s * time.efficiency,
     }  # fmt: skip
     worst = max(costs, key=lambda name: costs[name])
     part = costs[worst] / time.step_s
@@ -258,7 +258,7 @@ def _limit(plan: Plan, time: TimeEstimate) -> str:
 def _turn(points: Sequence[ScalingPoint]) -> tuple[int | None, str]:
     """The first point from which no later one brings `LEAST_GAIN` for each machine more, and what limits the next one."""
     if not points:
-        return None, "no number of these machines has room for the training"
+        return None, "the training does not fit on any number of these machines"
     for place, point in enumerate(points[:-1]):
         later = points[place + 1 :]
         rates = [(one.tokens_per_s or 0) / (point.tokens_per_s or 1) for one in later]
@@ -266,11 +266,8 @@ def _turn(points: Sequence[ScalingPoint]) -> tuple[int | None, str]:
             if later[0].limit == "nothing":
                 return (
                     point.machines,
-                    f"after {point.machines} a machine more brings less than {LEAST_GAIN:.0%}, because so many are there already",
+                    f"after {point.machines} another machine adds less than {LEAST_GAIN:.0%}, because there are so many already",
                 )
-            return (
-                point.machines,
-                f"after {point.machines} a machine more brings less than {LEAST_GAIN:.0%}; what limits it: {later[0].limit}",
-            )
+            return (point.machines, f"after {point.machines} another machine adds less than {LEAST_GAIN:.0%}; the limit: {later[0].limit}")
     last = points[-1]
-    return None, f"up to {last.machines} every machine pays ({LEAST_GAIN:.0%} or more for each); what costs most there: {last.limit}"
+    return None, f"up to {last.machines} every machine helps ({LEAST_GAIN:.0%} or more for each); the largest cost there: {last.limit}"

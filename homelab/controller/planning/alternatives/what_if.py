@@ -61,12 +61,12 @@ def parse(texts: Sequence[str], cluster: Cluster, *, device: str) -> tuple[Chang
         else:
             near = f"+{text}" if lookup(text) else f"-{text}" if text in names else "+RTX3090"
             raise InputError(
-                f'"{text}" says neither what comes nor what goes', where=_WHERE,
+                f'"{text}" names neither a machine to add nor a node to remove', where=_WHERE,
                 hint=f"--what-if {near} (+CARD: one more machine with it; -NODE: without this node; wire=2.5gbit: another network)",
             )  # fmt: skip
     removed = {change.node for change in changes}
     if set(names) <= removed and not any(change.card for change in changes):
-        raise InputError("nothing is left to train on", where=_WHERE, hint=f"keep one of: {', '.join(names)}")
+        raise InputError("no node is left to train on", where=_WHERE, hint=f"keep one of: {', '.join(names)}")
     return tuple(changes)
 
 
@@ -106,7 +106,7 @@ def assumed(changes: Sequence[Change], cluster: Cluster, throughputs: Throughput
     now = (
         f"measured now: {decimal_size(int(wire.bytes_per_s))}/s on the slowest pair"
         if wire.is_measured
-        else "what is there now was not measured: 1 Gbit/s is assumed"
+        else "the present network was not measured: 1 Gbit/s is assumed"
     )
     return [
         f"{change.text} is assumed between all nodes, {decimal_size(int(change.bytes_per_s))}/s; {now}"
@@ -154,12 +154,14 @@ def _added(text: str, count: int, name: str, device: str) -> Change:
         for short, full in names.items():
             near = near.replace(f'"{short}"', f'"{full}"')
         raise InputError(
-            f'no data sheet here for a card named "{name}".{near}', where=f"{_WHERE} {text}", hint="a name like RTX 3090 or RTX 4070 Laptop"
+            f'homelab has no data sheet of a card named "{name}".{near}',
+            where=f"{_WHERE} {text}",
+            hint="a name like RTX 3090 or RTX 4070 Laptop",
         )
     if device == "cpu":
         raise InputError(
             f"this cluster trains on CPUs: with a {card.name} it would train on that card alone, and speeds of CPUs and cards are not compared",
-            where=f"{_WHERE} {text}", hint="--what-if -NODE tells what a node adds; for a card: a cluster file with nodes that have gpus = [...]",
+            where=f"{_WHERE} {text}", hint="--what-if -NODE shows the gain of a node; for a card, write a cluster file with nodes that have gpus = [...]",
         )  # fmt: skip
     if not 1 <= count <= 16:
         raise InputError(f"{count} cards in one machine", where=f"{_WHERE} {text}", hint=f"--what-if +2x{card.name.replace(' ', '')}")

@@ -2,7 +2,7 @@
 
 Only what has a reason is set; everything else stays as NCCL chooses it. NCCL reads the speed of an interface by itself (/sys/class/net/NAME/speed,
 and takes 10 Gbit/s where that says nothing: src/transport/net_socket.cc), and it begins with one socket and no helper thread for each connection.
-gloo reads no variable that tunes a wire, so nothing is set on CPUs. None of these values changes what is computed but the order of sums.
+gloo has no variables for the network, so nothing is set on CPUs. None of these values changes what is computed but the order of sums.
 
 Sources: NCCL's user guide, environment variables (docs/userguide/source/env.rst); its source (src/init.cc, src/transport/net_socket.cc); issues of
 github.com/NVIDIA/nccl, where its authors answer.
@@ -45,30 +45,30 @@ class NetworkProfile:
 
 
 _TWO_CHANNELS = Variable(
-    "NCCL_MAX_CTAS", "2", "two channels fill such a wire; each channel more takes a block of the card from the training while it waits",
+    "NCCL_MAX_CTAS", "2", "two channels fill this network; each further channel takes a block of the card from the training while it waits",
     "NCCL guide, NCCL_MAX_CTAS and NCCL_MAX_NCHANNELS; NVIDIA/nccl issues 438 and 689", one_card_each=True,
 )  # fmt: skip
 _SMALL_BUFFERS = Variable(
-    "NCCL_BUFFSIZE", "1048576", "a quarter of the usual buffers of each channel and peer, which lie in the card's memory; 128 KiB are on the wire at a time",
+    "NCCL_BUFFSIZE", "1048576", "a quarter of the usual buffers of each channel and peer, which are in the card's memory; 128 KiB are sent at a time",
     "NCCL guide, NCCL_BUFFSIZE (4 MiB; for short memory); src/init.cc (1 MiB is the default on Arm, in eight steps)",
 )  # fmt: skip
 _HELPER_THREADS = Variable(
-    "NCCL_SOCKET_NTHREADS", "2", "one thread would copy all that is sent and received, up to 5 GB/s: more than one core does",
+    "NCCL_SOCKET_NTHREADS", "2", "one thread would copy all data, up to 5 GB/s: that is more than one core can copy",
     "NCCL guide, NCCL_SOCKET_NTHREADS (default 1; NVIDIA names 4 for 100 Gbit/s)",
 )  # fmt: skip
 
 PROFILES: Mapping[NetworkProfileName, NetworkProfile] = {
     "wifi": NetworkProfile(
-        (_TWO_CHANNELS, _SMALL_BUFFERS), "packets are lost and wait for each other on the air; no variable mends that, a cable does"
+        (_TWO_CHANNELS, _SMALL_BUFFERS), "packets are lost on the air; no variable helps, but a cable does"
     ),
     "1gbe": NetworkProfile(
-        (_TWO_CHANNELS, _SMALL_BUFFERS), "one socket fills 1 Gbit/s: nothing makes this wire faster, and these two leave more of the card to the training"
+        (_TWO_CHANNELS, _SMALL_BUFFERS), "one socket fills 1 Gbit/s: no setting is faster, and these two leave more of the card to the training"
     ),
     "2.5gbe": NetworkProfile((_TWO_CHANNELS, _SMALL_BUFFERS), "one socket fills 2.5 Gbit/s, too (and 5)"),
     "10gbe": NetworkProfile(
-        (), "NCCL's own choice suits it: one socket fills 10 Gbit/s, and more threads brought nothing there (NVIDIA/nccl issue 398); NVIDIA names other values only for 100 Gbit/s"
+        (), "NCCL's own settings are good: one socket fills 10 Gbit/s, and more threads gained nothing there (NVIDIA/nccl issue 398); NVIDIA names other values only for 100 Gbit/s"
     ),
-    "thunderbolt": NetworkProfile((_HELPER_THREADS,), "10 to 20 Gbit/s by an interface that the processor drives"),
+    "thunderbolt": NetworkProfile((_HELPER_THREADS,), "10 to 20 Gbit/s by an interface that uses the processor"),
 }  # fmt: skip
 # Up to how many times 1 Gbit/s a measured wire is taken for which kind: 5 Gbit/s is as 2.5, and what is faster is as 10.
 _FASTEST_GIGABITS: Sequence[tuple[float, NetworkProfileName]] = ((1.5, "1gbe"), (6.0, "2.5gbe"), (float("inf"), "10gbe"))
@@ -92,16 +92,16 @@ def choose(
     if len(machines.nodes) < 2 or (machines.device != "cuda" and asked == "auto"):
         return ChosenProfile({})
     if machines.device != "cuda":
-        return _nothing(f"{asked}: nothing is set", "cluster.toml, [network] profile; gloo reads no variable that tunes a wire")
+        return _nothing(f"{asked}: nothing is set", "cluster.toml, [network] profile; gloo has no variables for the network")
     if asked != "auto":
         return _chosen(asked, "cluster.toml, [network] profile", machines)
     personal = {**recipe.environment, **{name: value for node in machines.nodes for name, value in node.environment.items()}}
     other = next((name for name in _OTHER_WIRE if name in personal), None)
     if other:
-        return _nothing("none", f"{other} is set: NCCL may take another wire than the one that was measured")
+        return _nothing("none", f"{other} is set: NCCL may use another network than the measured one")
     found = _found(machines, addresses, throughputs)
     if found is None:
-        return _nothing("none", "the wire between the nodes was not measured, and not every interface says its speed")
+        return _nothing("none", "the network between the nodes was not measured, and not every interface reports its speed")
     return _chosen(*found, machines)
 
 

@@ -40,7 +40,7 @@ def refuse_unequal(environments: Mapping[str, Mapping[str, str]]) -> None:
     if difference:
         variable, first, second = difference
         raise InputError(
-            f"{variable} is not the same on {first} and {second}, and all ranks of NCCL have to agree on it: they would hang or fail",
+            f"{variable} differs between {first} and {second}, and all ranks of NCCL need the same value: they would hang or fail",
             where=f"cluster.toml, nodes {first} and {second}, environment",
-            hint=f"edit cluster.toml: {variable} under [defaults.environment] and nowhere else; or set it in the recipe, [environment]",
+            hint=f"edit cluster.toml: {variable} only under [defaults.environment]; or set it in the recipe, [environment]",
         )

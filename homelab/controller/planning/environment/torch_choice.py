@@ -89,7 +89,7 @@ def _refusal(with_cards: Mapping[str, Facts], cards: list[Capability], drivers: 
         )  # fmt: skip
     return HomelabError(
         f"no build of torch has code for {_architectures(cards)} at once", where=where,
-        hint=Hint("a cluster file for each kind of card, and for each: {}", homelab("setup --check --cluster FILE")),
+        hint=Hint("write a cluster file for each kind of card, then for each: {}", homelab("setup --check --cluster FILE")),
     )  # fmt: skip
 
 

@@ -74,8 +74,8 @@ def _guess(slot: RankSlot) -> str:
     like = slowest_like(capability, memory_bytes)
     generation = f"generation {capability[0]}.{capability[1]}" if capability else "any generation"
     return (
-        f"no data sheet here for this card: its time and its share are guessed, as those of the {like.name} (the slowest of {generation} with its memory);"
-        " the first run measures it (homelab launch RECIPE), or `speed` of every node in cluster.toml says it"
+        f"homelab has no data sheet of this card: its time and its share are guessed from the {like.name} (the slowest of {generation} with its memory);"
+        " the first run measures it (homelab launch RECIPE); or set `speed` of every node in cluster.toml"
     )
 
 
@@ -87,11 +87,11 @@ def _impossible_memory(slot: RankSlot) -> str | None:
         return None
     says = "nvidia-smi says" if slot.facts else "cluster.toml says"
     mend = (
-        "a card that was sold as another one answers so; the plan believes it, and"
+        "a card with a false name answers like this; the plan uses it, and"
         if slot.facts
-        else f"edit gpus of {slot.node.name}: if it is so,"
+        else f"if it is true, edit gpus of {slot.node.name}:"
     )
-    return f"{_named(slot)}: {says} {binary_size(memory_bytes)}, and this card was made with {binary_size(card.memory_bytes)}: {mend} a step may end without memory"
+    return f"{_named(slot)}: {says} {binary_size(memory_bytes)}, but this card has {binary_size(card.memory_bytes)}: {mend} a step may end without memory"
 
 
 def _named(slot: RankSlot) -> str:

@@ -63,12 +63,12 @@ def missing(node: Node, facts: Facts) -> list[str]:
         both = [f"GPU {one.index}" for one in cards if belief.uuid is not None and _fits(belief, one)]
         if len(both) > 1:
             faults.append(
-                f"{name} of cluster.toml is the beginning of several uuids ({', '.join(both)}), and a longer one names one card: {described(cards)}"
+                f"{name} of cluster.toml is the beginning of several uuids ({', '.join(both)}); use a longer one: {described(cards)}"
             )
         elif card is None:
-            faults.append(f"cluster.toml names the card {name}, and it is not there: {described(cards)}")
+            faults.append(f"cluster.toml names the card {name}, but it is not there: {described(cards)}")
         elif not same_card(belief.model, card.name):
-            faults.append(f'cluster.toml says that {name} is a "{belief.model}", and it is a {short(card.name)}: {described(cards)}')
+            faults.append(f'cluster.toml says that {name} is a "{belief.model}", but it is a {short(card.name)}: {described(cards)}')
     return faults
 
 
@@ -90,7 +90,7 @@ def choices(machines: Machines) -> list[Choice]:
     reasons = []
     for name in machines.names:
         for card in spare(machines.facts.get(name)):
-            because = f"`gpus` of {name} in cluster.toml names fewer cards than it has, and not this {short(card.name)}"
+            because = f"`gpus` of {name} in cluster.toml does not name this {short(card.name)}"
             reasons.append(Choice(subject=f"GPU {card.index} of {name}", value="left out", because=because))
     return reasons
 
@@ -108,7 +108,7 @@ def described(cards: Sequence[GpuFacts]) -> str:
 def choose(node: Node, facts: Facts) -> str:
     """The edit of cluster.toml that fixes a choice of missing cards; for one that stopped answering, what brings it back."""
     if nvidia_answer.is_a_card_lost(facts):
-        return f"a card of {node.name} does not answer its driver any more: {restart(node, facts)}, then: homelab preflight --only gpu"
+        return f"a card of {node.name} no longer answers its driver: {restart(node, facts)}, then: homelab preflight --only gpu"
     return f"{edit(node, everything(facts))}, without those that are not to train"
 
 

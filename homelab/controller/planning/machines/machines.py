@@ -132,7 +132,7 @@ def choose(inputs: PlanInputs) -> Machines:
         choices += [_left_out(name, "its share in the recipe is 0") for name in without_share]
     if len(nodes) < recipe.recovery.min_nodes:
         raise InputError(
-            f"{len(nodes)} node{' is' if len(nodes) == 1 else 's are'} left, the recipe wants at least {recipe.recovery.min_nodes}",
+            f"{len(nodes)} node{' is' if len(nodes) == 1 else 's are'} left, the recipe needs at least {recipe.recovery.min_nodes}",
             where="recipe, [recovery] min_nodes",
             hint=Hint("bring a node back ({}), or lower min_nodes", homelab("preflight")),
         )
@@ -156,7 +156,7 @@ def _without_zero_shares(cluster: Cluster, nodes: list[Node], shares: Mapping[st
     kept = [node for node in nodes if node.name not in left_out]
     if not kept:
         raise InputError(
-            f"the recipe gives no samples to {', '.join(left_out)}, and no other node takes part",
+            f"the recipe gives no samples to {', '.join(left_out)}, and there is no other node",
             where="recipe, [parallel] shares", hint='give one of them a share, or shares = "auto"',
         )  # fmt: skip
     return kept, left_out

@@ -51,7 +51,7 @@ def without(inputs: PlanInputs, machines: Machines, with_them: Plan | HomelabErr
         raise InputError(with_them.message, where=with_them.where, hint=f"{because}: {'; '.join(edits)}")
     if edits and isinstance(with_them, Plan):
         return with_them.model_copy(update={"warnings": (*with_them.warnings, f"{because}: {'; '.join(edits)}")})
-    because += f'. To take {"it" if len(old) == 1 else "them"} in all the same: [parallel] strategy = "ddp"'
+    because += f'. To use {"it" if len(old) == 1 else "them"} anyway: [parallel] strategy = "ddp"'
     choices = [Choice(subject=f"node {name}", value="left out", because=because) for name in gone]
     return plan.model_copy(
         update={
@@ -122,4 +122,4 @@ def _because(old: list[RankSlot], plan: Plan, with_them: Plan | HomelabError) ->
 
 def _rate(plan: Plan) -> str:
     rate = f"{plan.time.tokens_per_s:.0f} tokens/s" if plan.time else "nobody knows how much"
-    return f"{rate} and has no room on every card" if plan.fits is False else rate
+    return f"{rate} but does not fit on every card" if plan.fits is False else rate

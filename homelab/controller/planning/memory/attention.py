@@ -17,13 +17,13 @@ from homelab.shared.law import padding
 def why_padded(recipe: Recipe, facts: Mapping[str, Facts]) -> str:
     """Why the rows of a pass are padded; empty where the worker will let them stand one after the other, as far as is known here."""
     if uses_unsloth(recipe):
-        return "Unsloth has an attention of its own"
+        return "Unsloth has its own attention"
     for node_facts in facts.values():
         config = node_facts.model.config if node_facts.model and node_facts.model.config else {}
         text = config.get("text_config")
         reason = padding.unusual(text if isinstance(text, dict) else config)
         if reason is not None:
-            return f"the model's rows cannot stand one after the other: {reason}"
+            return f"the model's rows cannot be joined: {reason}"
     return ""
 
 

@@ -87,7 +87,7 @@ def applied(
     ranks = tuple(_rank(plan, recipe, shape, node, results_of, rank) if rank.memory else rank for rank in plan.ranks)
     warnings = [
         f"rank {after.rank} on {after.node} does not fit by the dry run: {(after.memory.total_bytes - after.memory.available_bytes) / _GB:.1f} GB "
-        "too little, where the formulas found room: homelab plan RECIPE --fit"
+        "too little, although the formulas found room: homelab plan RECIPE --fit"
         for before, after in zip(plan.ranks, ranks, strict=True)
         if before.memory and after.memory and before.memory.fits and after.memory.fits is False and after.memory.available_bytes
     ]

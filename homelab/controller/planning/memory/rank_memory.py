@@ -47,7 +47,7 @@ from homelab.shared.protocol.memory_items import (
 )
 from homelab.shared.recipe import Method, Train
 
-REMAINDER = "what PowerSGD has left out"
+REMAINDER = "what PowerSGD has not sent"
 # What comes and goes within a step, and what a dry run sees of all this.
 MOVING = division.MOVING
 SEEN_BY_A_DRY_RUN = (BASE_WEIGHTS, ADAPTERS, GRADIENTS, OPTIMIZER, *MOVING)

@@ -45,7 +45,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class RecipeFix:
-    """Edits that together make every rank fit. `gain_bytes` is what they save on the rank that lacks most."""
+    """Edits that together make every rank fit. `gain_bytes` is what they save on the rank that lacks the most memory."""
 
     edits: tuple[Edit, ...]
     gain_bytes: int
@@ -67,8 +67,8 @@ def impossible(recipe: TrainRecipe, scenario: MemoryScenario) -> DoesNotFit:
     if ways := fixes(recipe, scenario):
         hint: str = Hint("{} writes a recipe that fits. Least: {}", homelab("plan RECIPE --fit"), ways[0])
     elif ways := fixes(recipe, best):
-        others = "" if len(shortages) == 1 else f", leaving out what lacks more: --nodes {shortages[0][1].node}"
-        hint = f"make it fit where least is lacking{others}: {ways[0]}"
+        others = "" if len(shortages) == 1 else f", without the nodes that lack more: --nodes {shortages[0][1].node}"
+        hint = f"make it fit on the rank that lacks least{others}: {ways[0]}"
     else:
         hint = _NOTHING
     return DoesNotFit(
@@ -86,7 +86,7 @@ def nothing_helps(recipe: TrainRecipe, scenario: MemoryScenario) -> DoesNotFit:
     return DoesNotFit(
         f"no change of the recipe makes it fit on every rank: {_listed([entry for entry in shortages if entry[0] > 0])}",
         where="recipe, [model] name",
-        hint=f"leave out what lacks memory: --nodes {','.join(dict.fromkeys(enough))}" if enough else _NOTHING,
+        hint=f"leave out the nodes that lack memory: --nodes {','.join(dict.fromkeys(enough))}" if enough else _NOTHING,
         scenario=scenario,
     )
 
@@ -174,7 +174,7 @@ def edited(text: str, edits: Sequence[Edit]) -> str:
     result = document.as_string()
     if tomllib.loads(result) != expected:
         raise InputError(
-            "this recipe's keys do not stand on lines of their own, so they cannot be edited for you",
+            "not every key of this recipe has its own line, so homelab cannot edit it",
             where="recipe",
             hint=f"edit by hand: {'; '.join(map(str, edits))}",
         )

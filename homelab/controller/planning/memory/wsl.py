@@ -23,9 +23,9 @@ def refuse_paging(recipe: Recipe, nodes: Iterable[str], facts: Mapping[str, Fact
     inside = without_paging(nodes, facts)
     if device == "cuda" and isinstance(recipe, TrainRecipe) and recipe.train.optimizer == "paged_adamw_8bit" and inside:
         raise InputError(
-            f"paged_adamw_8bit cannot page on {', '.join(inside)}: the card is used from inside of WSL2, whose driver does not page",
+            f"paged_adamw_8bit cannot page on {', '.join(inside)}: the driver of WSL2 does not page",
             where="recipe, [train] optimizer",
-            hint='set optimizer = "adamw_8bit", whose results are the same, or start Linux itself on that machine',
+            hint='set optimizer = "adamw_8bit", which has the same results, or start Linux itself on that machine',
         )
 
 

@@ -215,7 +215,7 @@ def adapted_linears(architecture: Architecture, targets: Literal["all-linear"] |
         quoted = ", ".join(f'"{name}"' for name in unknown)
         near = did_you_mean(unknown[0], layers) if unknown else ""
         raise InputError(
-            f"the model has no layer named {quoted}.{near}" if unknown else "no layer is named to get an adapter",
+            f"the model has no layer named {quoted}.{near}" if unknown else "no layer is named for the adapters",
             where="recipe, [method] targets",
             hint=f'targets = "all-linear", or a list of: {", ".join(layers)}',
         )

@@ -23,7 +23,7 @@ _MOST = {
     "num_hidden_layers": 10_000, "num_attention_heads": 100_000, "num_key_value_heads": 100_000, "head_dim": 1_000_000, "hidden_size": 10_000_000,
     "intermediate_size": 100_000_000, "vocab_size": 100_000_000, "max_position_embeddings": 10**12,
 }  # fmt: skip
-_FROM_WHERE = "copy the model's folder again from where it came: its config.json is damaged, or not its own"
+_FROM_WHERE = "copy the model's folder again from its source: its config.json is damaged, or of another model"
 
 
 def refuse_numbers(name: str, config: Mapping[str, Any]) -> None:
@@ -32,7 +32,7 @@ def refuse_numbers(name: str, config: Mapping[str, Any]) -> None:
     for part, key, value in _numbers(config):
         if not _may_be(value, _MOST[key], is_counted=not part and key != "max_position_embeddings" and is_known):
             raise InputError(
-                f"config.json of {name} says {part}{key} = {_shown(value)}, and no model has that", where=_WHERE, hint=_FROM_WHERE
+                f"config.json of {name} says {part}{key} = {_shown(value)}, which no model has", where=_WHERE, hint=_FROM_WHERE
             )
     sizes = [config.get(key) for key in ("hidden_size", "num_attention_heads", "num_key_value_heads")]
     hidden, heads, kv_heads = (size if isinstance(size, int) else 0 for size in sizes)
@@ -62,14 +62,14 @@ def why_no_formula(config: Mapping[str, Any]) -> str:
     """Why no formula counts the model of this config.json, after its name."""
     kind, text = config.get("model_type"), config.get("text_config")
     if not isinstance(kind, str):
-        return "is not said to be of any kind that homelab knows (no model_type)"
+        return "has no model_type, so homelab does not know its kind"
     if has_experts(text if isinstance(text, Mapping) else config):
-        return f"is a mixture of experts ({kind[:40]}), which no formula of the planner counts"
+        return f"is a mixture of experts ({kind[:40]}), which the formulas of the planner do not know"
     if isinstance(config.get("vision_config"), Mapping) or isinstance(config.get("audio_config"), Mapping) or kind in _SEES:
-        return f"has a part for images or sounds ({kind[:40]}), which no formula of the planner counts"
+        return f"has a part for images or sounds ({kind[:40]}), which the formulas of the planner do not know"
     if kind in _STATES:
-        return f"keeps a state in place of attention ({kind[:40]}), which no formula of the planner counts"
-    return f"is of a kind that no formula of the planner counts ({kind[:40]})"
+        return f"keeps a state in place of attention ({kind[:40]}), which the formulas of the planner do not know"
+    return f"is of a kind that the formulas of the planner do not know ({kind[:40]})"
 
 
 # Causal language models of transformers in spite of it.

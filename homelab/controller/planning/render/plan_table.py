@@ -60,7 +60,7 @@ def text(plan: Plan) -> str:
 
 
 def _commands(plan: Plan) -> Iterator[RenderableType]:
-    yield Text("What is executed on each node", style="bold")
+    yield Text("Commands on each node", style="bold")
     for node in plan.nodes:
         yield Text(f"{node.name} ({node.lan_address} on {node.interface}), in {node.run_dir}")
         environment = " ".join(f"{key}={value}" for key, value in sorted(masked(node.environment).items()))
@@ -110,14 +110,12 @@ def _dry_runs(plan: Plan) -> list[Text]:
             lines.append(
                 Text(
                     f"rank {rank.rank}: dry run: {gigabytes(run.peak_bytes, '.2f')} GB at op {run.at}, analytic {gigabytes(run.analytic_bytes, '.2f')} GB "
-                    f"(the model's own items, no context; {run.seconds:.0f} s on {run.node})",
+                    f"(items of the model, without the context of CUDA; {run.seconds:.0f} s on {run.node})",
                     style="dim",
                 )
             )
         elif rank.memory and rank.memory.dry_run_scaled:
-            lines.append(
-                Text(f"rank {rank.rank}: by formulas, times {rank.memory.dry_run_scaled:.2f} as the nearest dry run says", style="dim")
-            )
+            lines.append(Text(f"rank {rank.rank}: by formulas, times {rank.memory.dry_run_scaled:.2f} by the nearest dry run", style="dim"))
     return lines
 
 

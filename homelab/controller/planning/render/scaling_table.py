@@ -36,14 +36,10 @@ def table(curve: ScalingCurve) -> RenderableType:
     lines = [f"- {point.machines}: {point.error}" for point in curve.points if point.error]
     lines += [f"{curve.because[:1].upper()}{curve.because[1:]}."]
     lines += [f"The strategy is {strategies[0]} everywhere."] if len(strategies) == 1 else []
-    lines += (
-        [f"Machines beyond those that are there are copies of {curve.like} ({curve.like_because})."]
-        if any(point.copies for point in curve.points)
-        else []
-    )
+    lines += [f"Further machines are copies of {curve.like} ({curve.like_because})."] if any(point.copies for point in curve.points) else []
     meaning = (
-        "wire: its part of a step; adds: tokens/s for each machine more; efficiency: of the sum of all cards alone. measured: on these machines; "
-        "scaled: from what was measured on others or with another number of ranks; guess: by data sheets, an assumed wire or assumed lengths of rows"
+        "wire: the network's part of a step; adds: tokens/s for each further machine; efficiency: of the sum of all cards alone. measured: on these machines; "
+        "scaled: from what was measured on others or with another number of ranks; guess: by data sheets, an assumed network or assumed lengths of rows"
     )
     return Group(drawn, *map(Text, lines), *(Text(f"! {note}", style="yellow") for note in curve.notes), Text(meaning, style="dim"))
 

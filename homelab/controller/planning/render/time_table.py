@@ -37,8 +37,8 @@ def of_plan(plan: Plan) -> RenderableType:
         )  # fmt: skip
     speed = _range(time.tokens_per_s_low, time.tokens_per_s_high, lambda guess: rate(float(f"{guess:.2g}"))) or rate(time.tokens_per_s)
     lines = [
-        f"step    {duration(time.step_s)}: {duration(time.compute_s)} computing, {duration(time.wire_s)} on the wire ({time.wire_because}){_waiting(time)}",
-        f"speed   {speed}, {time.efficiency:.0%} of all alone together; "
+        f"step    {duration(time.step_s)}: {duration(time.compute_s)} computing, {duration(time.wire_s)} on the network ({time.wire_because}){_waiting(time)}",
+        f"speed   {speed}, {time.efficiency:.0%} of the sum of all ranks alone; "
         f"with equal shares {duration(time.equal_step_s)} a step and {time.equal_efficiency:.0%}",
         f"start   {duration(time.start_s, 2)} ({duration(time.start_s_low, 2)} to {duration(time.start_s_high, 2)}): {_start(time)}",
         f"total   {_total(plan, time)}",
@@ -68,7 +68,7 @@ def of_strategies(plan: Plan) -> RenderableType:
     refusals = (Text(f"- {price.name}: {price.refused}", style="dim") for price in plan.strategies if price.refused)
     return Group(
         table,
-        Text("state: weights, gradient and optimizer of the rank that holds most; sent: by each rank in a step", style="dim"),
+        Text("state: weights, gradient and optimizer of the rank with the most; sent: by each rank in a step", style="dim"),
         *refusals,
     )
 
@@ -131,7 +131,7 @@ def rate(tokens_per_s: float) -> str:
 
 
 def _waiting(time: TimeEstimate) -> str:
-    parts = [(time.wait_s, "because no rank is always as fast"), (time.fill_s, "while the stages fill and drain")]
+    parts = [(time.wait_s, "because the speed of a rank varies"), (time.fill_s, "while the stages fill and drain")]
     return "".join(f", {duration(seconds)} {why}" for seconds, why in parts if seconds > 0.01 * time.step_s)
 
 

@@ -87,7 +87,7 @@ def of_data(recipe: TrainRecipe, train: DataFile | None, files: Iterable[SpeedPr
             None,
             float(seq_len),
             False,
-            f"not known: rows of {seq_len} tokens are assumed, the most there can be",
+            f"not known: rows of {seq_len} tokens are assumed, the longest possible",
             loss_part=_loss_part(recipe),
         )
     mean = min(train.size_bytes / count / BYTES_PER_TOKEN, float(seq_len))

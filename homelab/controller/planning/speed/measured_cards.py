@@ -148,18 +148,18 @@ def fault(row: MeasuredCard) -> tuple[str, str] | None:
     """The key of a row that cannot be, and why; None for a row that can."""
     card, shape = hardware.lookup(row.card), row.architecture()
     if card is None:
-        return "card", f'no data sheet here for "{row.card}": add it to homelab/controller/base/data_sheets.py first'
+        return "card", f'homelab has no data sheet of "{row.card}": add it to homelab/controller/base/data_sheets.py first'
     if shape is None:
-        return "shape", f"no formula counts a model of this shape; known are {', '.join(sorted(architecture.KINDS))}"
+        return "shape", f"the formulas do not know a model of this shape; known are {', '.join(sorted(architecture.KINDS))}"
     try:
         recipe = row.recipe()
         flops = flops_per_token(shape, recipe.method, replace(recipe.train, gradient_checkpointing=False))
     except ValueError as error:
-        return "method", f"these settings are no recipe: {str(error).splitlines()[0]}"
+        return "method", f"these settings are not a valid recipe: {str(error).splitlines()[0]}"
     except InputError as error:
         return "targets", error.message
     if row.memory_bytes is not None and not card.can_have(row.memory_bytes):
-        return "memory_bytes", f"{binary_size(row.memory_bytes)}, and a {card.name} was made with {binary_size(card.memory_bytes)}"
+        return "memory_bytes", f"{binary_size(row.memory_bytes)}, but a {card.name} has {binary_size(card.memory_bytes)}"
     memory_bytes = row.memory_bytes or card.memory_bytes
     if row.peak_bytes is not None and row.peak_bytes > memory_bytes:
         return "peak_bytes", f"{binary_size(row.peak_bytes)}, more than the card's memory of {binary_size(memory_bytes)}"

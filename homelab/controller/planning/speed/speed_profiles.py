@@ -68,7 +68,7 @@ class MeasuredMethod(WireModel):
 
 class MeasuredSync(WireModel):
     """The wire of a run with so many ranks, by this strategy: `sync_s` of a step when no rank waits for another, without what the backward pass hides;
-    and `wait_s`, what a step takes beyond that and the slowest rank, because no rank is always as fast.
+    and `wait_s`, what a step takes beyond that and the slowest rank, because the speed of a rank varies.
     """
 
     strategy: str
@@ -167,16 +167,16 @@ def _mismatch(file: SpeedProfile, recipe: TrainRecipe, facts: Facts, device: str
     ]
     for name, then, now in compared:
         if then != now:
-            return f"they are of another {name} ({_text(then)}, here {_text(now)})"
+            return f"they were measured with another {name} ({_text(then)}, here {_text(now)})"
     torch = facts.python.packages.get("torch")
     if torch is not None and not _same_version(file.torch, torch):
-        return f"they are of torch {file.torch}, it has {torch} now"
+        return f"they were measured with torch {file.torch}, and the node has {torch} now"
     names = [gpu.name for gpu in facts.gpu.cards] if device == "cuda" else [cpu_name(facts)]
     if [rank.local_rank for rank in sorted(file.ranks, key=lambda rank: rank.local_rank)] != list(range(len(names))):
-        return f"they are of {len(file.ranks)} processes, it has {len(names)} now"
+        return f"they are of {len(file.ranks)} processes, and the node has {len(names)} now"
     for rank in file.ranks:
         if rank.device_name and rank.device_name != names[rank.local_rank]:
-            return f"they are of another device ({rank.device_name}, now {names[rank.local_rank]})"
+            return f"they were measured on another device ({rank.device_name}, now {names[rank.local_rank]})"
     return None
 
 

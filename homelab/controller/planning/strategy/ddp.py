@@ -23,7 +23,7 @@ class Ddp(Strategy):
         """The shares of the batch. Raises InputError for settings that no rank can train with, `DoesNotFit` where no rank has room."""
         if job.recipe.parallel.compress == "powersgd" and job.precision == "fp16" and job.machines.world_size > 1:
             raise InputError(
-                'compress = "powersgd" does not go with fp16: its loss scaling overflows on purpose, and an overflow stays in what a rank keeps back',
+                'compress = "powersgd" does not work with fp16: its loss scaling overflows on purpose, and PowerSGD would keep that overflow',
                 where="recipe, [parallel] compress",
                 hint='compress = "bf16" halves the bytes with any precision; or [train] precision = "bf16" or "fp32"',
             )
@@ -51,7 +51,7 @@ class Ddp(Strategy):
         """The all-reduce in bytes and seconds, and what sharding would cost."""
         count = job.machines.world_size
         if count == 1:
-            return "one rank alone: nothing goes over the wire"
+            return "one rank alone: nothing goes over the network"
         if len(job.machines.nodes) == 1:
             return f"{count} ranks on one machine: nothing goes over the LAN"
         if not isinstance(job, TrainingJob) or job.shape is None:

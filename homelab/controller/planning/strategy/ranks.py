@@ -132,9 +132,9 @@ def _micro_batch(job: TrainingJob, slot: RankSlot, share: int) -> tuple[int, str
         return min(setting, share), "the recipe says so" if setting <= share else f"the recipe says {setting}, its share is {share}"
     available = slot.memory()[0]
     if job.shape is None or available is None:
-        return min(share, CPU_MICRO_BATCH if on_cpu else 1), "the memory is not known here: a careful start"
+        return min(share, CPU_MICRO_BATCH if on_cpu else 1), "the memory is not known here: a small start value"
     setup = dataclasses.replace(setup_of(job, slot), masked=True if job.recipe.data.packing else None)
     most = rank_memory.largest_micro_batch(job.shape, job.recipe.method, job.recipe.train, setup, share=share, available_bytes=available)
     if on_cpu:
-        return max(1, min(most, CPU_MICRO_BATCH, share)), f"what fits in memory; on a CPU more than {CPU_MICRO_BATCH} rows gain little"
+        return max(1, min(most, CPU_MICRO_BATCH, share)), f"as many as fit in memory; on a CPU more than {CPU_MICRO_BATCH} rows gain little"
     return max(1, most), "the largest that fits in the card's free memory" if most else "not even one row fits by the estimate"

@@ -21,7 +21,7 @@ from homelab.controller.planning.work.job import Job, TrainingJob
 #: torch 2.11 has no `FSDPModule.reset_iter_state`, by which the ranks stay in step after an evaluation.
 _LEAST_TORCH = (2, 13)
 _STORED = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-_CHECKPOINTS = "every node saves all of it, so that any strategy goes on from it and a dead node costs nothing"
+_CHECKPOINTS = "every node saves all of it, so any strategy can continue from it, and a dead node costs nothing"
 
 
 class Sharded(Divided):
@@ -138,7 +138,7 @@ class Hsdp(Zero3):
         if len(set(counts.values())) != 1 or min(counts.values()) < 2:
             text = ", ".join(f"{name} {count}" for name, count in counts.items())
             raise InputError(
-                f'strategy = "hsdp" wants the same number of cards, two or more, in each machine: {text}',
+                f'strategy = "hsdp" needs the same number of cards, two or more, in each machine: {text}',
                 where="recipe, [parallel] strategy", hint='strategy = "zero2", or --nodes with machines of equal cards',
             )  # fmt: skip
         return super().assign(job)
@@ -178,5 +178,5 @@ def _refuse_host_load(job: TrainingJob, name: str) -> None:
             raise InputError(
                 f'strategy = "{name}" reads the model into the memory of each machine before the cards get their parts: {node.name} needs '
                 f"{gigabytes(count * made)} GB for that, and {gigabytes(total - held)} GB are free",
-                where=f"node {node.name}, memory", hint='free memory there; or kind = "lora" on a model in 16 bits, whose files are mapped and need none',
+                where=f"node {node.name}, memory", hint='free memory there; or kind = "lora" on a model in 16 bits, whose files are mapped without extra memory',
             )  # fmt: skip

@@ -65,7 +65,7 @@ def decide(recipe: TrainRecipe, workload: Workload, machines: Machines) -> tuple
     shares, choice = node_shares(recipe.train.global_batch, setting, speeds.weights, machines.absent)
     if setting == "auto" and speeds.speeds is not None:
         shares = _soonest(recipe, speeds.speeds, workload.rows, machines.device)
-        because = "as many as each computes while the others compute theirs; rows go longest first to the rank that finishes soonest"
+        because = "each rank gets the rows that it computes while the others compute theirs; the longest rows go first, to the rank that finishes first"
         choice = Choice(subject="shares", value=_table(shares), because=because)
     flat = tuple(share for per_rank in shares.values() for share in per_rank)
     return flat, (choice,) if setting == "equal" else (speeds.choice, choice)
@@ -100,7 +100,7 @@ def node_shares(
     flat = [1.0 if setting == "equal" else weight for per_rank in weights.values() for weight in per_rank]
     shares = iter(split(global_batch, flat))
     result = {name: tuple(next(shares) for _ in per_rank) for name, per_rank in weights.items()}
-    because = "every rank the same, as the recipe says" if setting == "equal" else "in proportion to the speeds"
+    because = "the same for every rank, as the recipe says" if setting == "equal" else "in proportion to the speeds"
     return result, Choice(subject="shares", value=_table(result), because=because)
 
 
@@ -151,7 +151,7 @@ def _nearest(global_batch: int, table: Mapping[str, int], taking_part: Mapping[s
     """The hint with the nearest valid table: the same proportions, for this batch. Nodes of share 0 stay out."""
     ranks = sum(len(per_rank) for per_rank in taking_part.values())
     if global_batch < ranks:
-        return f"global_batch = {ranks} or more: that many ranks take part"
+        return f"global_batch = {ranks} or more: this many ranks take part"
     parts = iter(split(global_batch, _flat(table, taking_part)))
     nearest = {name: sum(next(parts) for _ in taking_part[name]) if name in taking_part else 0 for name in table}
     total = sum(table.values())

@@ -78,7 +78,7 @@ def _parts(job: TrainingJob, inputs: PlanInputs, part: float) -> Iterator[StartP
     model_bytes = _model_bytes(job)
     without = [name for name in machines.names if (facts := machines.facts.get(name)) and facts.model is not None and not facts.model.found]
     if without and model_bytes is not None and not job.recipe.model.is_folder:
-        because = f"{bytes_text(model_bytes)} of the hub to {listed(without)}, one after the other over one way to the internet, which nobody measured: 100 Mbit/s assumed"
+        because = f"{bytes_text(model_bytes)} of the hub to {listed(without)}, one after the other over one internet connection, which was not measured: 100 Mbit/s assumed"
         yield _part("download", _at(len(without) * model_bytes, _INTERNET_BYTES_PER_S), because)
     shipped = _CODE_BYTES + sum(file.size_bytes or 0 for file in inputs.data.values() if file.hub is None)
     wire = network_cost.wire_between(machines.names, job.throughputs)
@@ -90,9 +90,11 @@ def _parts(job: TrainingJob, inputs: PlanInputs, part: float) -> Iterator[StartP
     )
     if ship.seconds > _HIDDEN_S:
         yield ship
-    yield _part("imports", _IMPORTS_S, "Python, torch and transformers: 6 to 9 s measured on two cores, longer from a cold disk")
+    yield _part(
+        "imports", _IMPORTS_S, "Python, torch and transformers: 6 to 9 s measured on two cores, longer if the disk has not cached them"
+    )
     if model_bytes is not None:
-        asked = "" if machines.facts else " (no node was asked whether it has them)"
+        asked = "" if machines.facts else " (the nodes were not asked for them)"
         fewer = NF4_BYTES / 2 if job.recipe.method.quantisation == NF4 else 1.0  # what is kept of it is read at the next start
         best, usual, worst = _at(part * model_bytes, _DISK_BYTES_PER_S)
         yield _part(
@@ -102,13 +104,13 @@ def _parts(job: TrainingJob, inputs: PlanInputs, part: float) -> Iterator[StartP
         yield _quantise(job, machines, part)
     if machines.world_size > 1:
         because = (
-            "torchrun's meeting, then NCCL: assumed"
+            "torchrun's rendezvous, then NCCL: assumed"
             if device == "cuda"
-            else "torchrun's meeting, then gloo: 0.1 to 0.8 s measured for a group"
+            else "torchrun's rendezvous, then gloo: 0.1 to 0.8 s measured for a group"
         )
         yield _part("connect", _CONNECT_S[device], because)
     because = (
-        "kernels are loaded and memory is taken at their first use: assumed"
+        "kernels are loaded and memory is allocated at the first use: assumed"
         if device == "cuda"
         else "the first step is slower than the others: assumed"
     )
@@ -126,12 +128,12 @@ def _quantise(job: TrainingJob, machines: Machines, part: float) -> StartPart:
         return _part(
             "quantise",
             Span(best_s, usual_s, 4 * usual_s),
-            "on the cards, as fast as PCIe brings the weights: 4 GB/s assumed; a 4-bit base is kept for the next start",
+            "on the cards, at the speed of PCIe: 4 GB/s assumed; a 4-bit base is stored for the next start",
         )
     cores = min((max(1, facts.system.cpu_count) for name, facts in machines.facts.items() if name in machines.names), default=4)
     one_s = weights / _QUANTISED_PER_S_AND_CORE[kind]
     best_s = kept_s if kind == NF4 else one_s / cores
-    because = f"{_QUANTISED_PER_S_AND_CORE[kind] / 1e6:.0f} million weights a second and core measured, {cores} cores; a 4-bit base is kept for the next start"
+    because = f"{_QUANTISED_PER_S_AND_CORE[kind] / 1e6:.0f} million weights a second and core measured, {cores} cores; a 4-bit base is stored for the next start"
     return _part("quantise", Span(best_s, one_s / cores, one_s), because)
 
 

@@ -149,7 +149,7 @@ def _weights_alone(basis: _Basis, device: str, unused: str) -> SpeedEstimate:
         peaks_text = _list((name, f"{sum(per_rank) / 1e12:.0f} TFLOPS") for name, per_rank in peaks.items())
         return basis.relative(peaks, DATA_SHEET, peaks_text, f"16-bit peak from the cards' data sheets, until speeds are measured{unused}")
     equal = {name: (1.0,) * len(cards) for name, cards in basis.cards.items()}
-    because = f"nothing is known of the CPUs until the first run has measured them; `speed` of every node in cluster.toml says more{unused}"
+    because = f"the speed of the CPUs is not known until the first run measures it; or set `speed` of every node in cluster.toml{unused}"
     return basis.relative(equal, EQUAL, "equal", because)
 
 

@@ -81,8 +81,8 @@ def cut(model: Any, stage: Stage, dtype: torch.dtype) -> None:
     decoder = decoder_of(model)
     if len(decoder.layers) != stage.layers:
         raise WorkerError(
-            f"the plan cuts {stage.layers} layers, and the model has {len(decoder.layers)}", where=_WHERE,
-            hint="the base model on this node is another one: copy the same model folder to every node",
+            f"the plan divides {stage.layers} layers, but the model has {len(decoder.layers)}", where=_WHERE,
+            hint="the base model on this node is a different one: copy the same model folder to every node",
         )  # fmt: skip
     for number, layer in enumerate(decoder.layers):
         if not stage.holds(number):
@@ -103,7 +103,7 @@ def decoder_of(model: Any) -> Any:
     missing = [name for name in parts if not isinstance(getattr(decoder, name, None), torch.nn.Module)]
     if missing or not isinstance(getattr(base, "lm_head", None), torch.nn.Module):
         raise WorkerError(
-            f"{type(base).__name__} cannot be cut into stages: it has no {', '.join(missing or ['lm_head'])} where models of the Llama kind have it",
+            f"{type(base).__name__} cannot be cut into stages: it has no {', '.join(missing or ['lm_head'])} at the place of a Llama model",
             where=_WHERE, hint=_HINT, needs_launch=True,
         )  # fmt: skip
     return decoder
@@ -127,7 +127,7 @@ def check(model: Any) -> None:
         decoder.norm = norm
     if not torch.equal(answer, given):
         raise WorkerError(
-            f"{type(model).__name__} cannot be cut into stages: it computes more than its layers, one after the other",
+            f"{type(model).__name__} cannot be cut into stages: it computes more than its layers in order",
             where=_WHERE, hint=_HINT, needs_launch=True,
         )  # fmt: skip
 
@@ -145,7 +145,7 @@ def _class_of(config: Any) -> Any:
     known = AutoModelForCausalLM._model_mapping
     if type(config) not in known:
         raise WorkerError(
-            f"{config.model_type} is no causal language model that transformers knows",
+            f"{config.model_type} is not a causal language model that transformers knows",
             where=_WHERE,
             hint="choose another [model] name",
             needs_launch=True,

@@ -147,7 +147,7 @@ class Stages(Strategy):
         odd = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
         if odd:
             raise WorkerError(
-                f"the stages are not of one model: the configuration on {self._task.named(*odd)} is another one than on {self._task.named(0)}",
+                f"the stages are not of one model: the configuration on {self._task.named(*odd)} differs from that on {self._task.named(0)}",
                 where=f"{self._task.model.name} ([model] name in the recipe)", hint="copy the same model folder to every node",
             )  # fmt: skip
         self._check_wire(model)
@@ -168,7 +168,7 @@ class Stages(Strategy):
                 decoder.norm = layer_norm
         if out != self._dtype:
             raise WorkerError(
-                f"{type(model).__name__} computes hidden states in {out}, and the pipeline would send them as {self._dtype}",
+                f"{type(model).__name__} computes hidden states in {out}, but the pipeline would send them as {self._dtype}",
                 where="[parallel] strategy in the recipe", hint='[train] precision = "fp32", or another strategy', needs_launch=True,
             )  # fmt: skip
 

@@ -30,7 +30,7 @@ def spread(model: Any, folder: Path | None, source: int) -> None:
     if folder is None:
         if fault := process_group.exchange("fault", "")[source]:
             raise WorkerError(
-                fault, where=f"rank {source}", hint="the base model on a node is another one: copy the same model folder to every node"
+                fault, where=f"rank {source}", hint="the base model on a node is a different one: copy the same model folder to every node"
             )
         for name in sorted(own):
             arriving = torch.zeros(own[name].shape, dtype=torch.float32)
@@ -40,11 +40,11 @@ def spread(model: Any, folder: Path | None, source: int) -> None:
     with _opened(folder) as files:
         shapes = {name: file.get_slice(key).get_shape() for name, (file, key) in files.items()}
         odd = sorted(name for names in wanted for name, shape in names.items() if shapes.get(name) != shape)
-        fault = f"what was trained does not fit this model: {odd[0]} is missing or has another shape" if odd else ""
+        fault = f"the trained weights do not fit this model: {odd[0]} is missing or has another shape" if odd else ""
         process_group.exchange("fault", fault)
         if fault:
             raise WorkerError(
-                fault, where=str(folder), hint="the base model on a node is another one: copy the same model folder to every node"
+                fault, where=str(folder), hint="the base model on a node is a different one: copy the same model folder to every node"
             )
         for name in sorted(files):
             file, key = files[name]

@@ -137,7 +137,7 @@ def check(task: Task, group: dist.ProcessGroup, device: torch.device) -> None:
     wrong = [index for index, values in enumerate(process_group.gather([float(is_right)])) if not values[0]]
     if wrong:
         raise TrainingError(
-            f"a sum of known numbers over the ranks is wrong on {task.named(*wrong)}: gradients would be, too",
+            f"a sum of known numbers over the ranks is wrong on {task.named(*wrong)}, so gradients would be wrong, too",
             where=f"torch {torch.__version__}, {dist.get_backend(group)}",
             hint='set [parallel] strategy = "ddp" in the recipe and launch again, or install another torch (homelab setup)',
             needs_launch=True,

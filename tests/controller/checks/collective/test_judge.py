@@ -103,7 +103,7 @@ def test_a_slow_import_is_waited_for_and_said() -> None:
     play.say(**all_at("joining") | {"laptop": line(r1="importing torch")})
     assert play.stages.progress(play.now) == "collective test: importing torch"
     assert play.run(100) is None
-    assert "importing torch on laptop (slow: waiting for it up to 180 s)" in play.stages.progress(play.now)
+    assert "importing torch on laptop (slow: waiting up to 180 s)" in play.stages.progress(play.now)
     play.say(**all_at("8 bytes"))
     assert play.run(50) is None  # the 60 s begin anew
     play = Play()
@@ -198,14 +198,14 @@ def test_nothing_is_found_where_all_is_well_or_nothing_ran() -> None:
     assert found(None) == [] and found(result()) == []
     evidence = replace(wired(), collective=result(left_out=((64_000_000, 73.0),)))
     said = registry.subject("collective").summary(evidence, evidence.cluster.nodes[0], evidence.facts["tower"])
-    assert said.startswith("117 MB/s on the bus, 64 MB in 730 ms, 1 MB in 11 ms, 8 bytes in 0.4 ms, 64 MB left out: it would take 73 s")
+    assert said.startswith("117 MB/s on the bus, 64 MB in 730 ms, 1 MB in 11 ms, 8 bytes in 0.4 ms, 64 MB skipped: it would take 73 s")
 
 
 STAGE_HINTS = {
     "starting torchrun": "import torch.distributed.run",
-    "connecting to the head": "firewall on tower or here drops port 29500",
+    "connecting to the head": "firewall on tower or on this node drops port 29500",
     "importing torch": "import torch",
-    "joining": "ports of their own",
+    "joining": "its own port",
     "1 MB": "ip -s link show dev eth1",
 }
 
@@ -249,7 +249,7 @@ def test_it_is_needed_again_when_something_changed() -> None:
     kept = CollectiveFacts(fingerprint=judges.fingerprint(evidence))
     tested = replace(evidence, facts={name: facts.model_copy(update={"collective_check": kept}) for name, facts in evidence.facts.items()})
     assert not judges.needed(tested)
-    assert (registry.subject("collective").needs(tested) or "").startswith("not run again: it passed on just this cluster")
+    assert (registry.subject("collective").needs(tested) or "").startswith("not run again: it passed on this same cluster")
     assert judges.needed(healthy.packages(tested, "laptop", torch="2.12.0+cu130"))
     assert judges.needed(healthy.card(tested, "laptop", name="NVIDIA GeForce RTX 4090"))
     assert judges.needed(healthy.with_facts(tested, "laptop", gpu={"driver_version": "580.1"}))

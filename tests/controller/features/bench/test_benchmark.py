@@ -63,8 +63,8 @@ def test_cells_of_a_suite() -> None:
         ('strategies = ["zero3", "fsdp"]', "another name of zero3"),
         ('strategies = ["auto"]', "auto"),
         ('nodes = ["all", "all"]', "there twice"),
-        ("nodes = [[]]", "one node or more"),
-        ("nodes = [0]", "one node or more"),
+        ("nodes = [[]]", "at least one node"),
+        ("nodes = [0]", "at least one node"),
         ("steps = 5", "fewer than 3 steps"),
         ("repeat = 3", 'Did you mean "repeats"'),
         ('[[variations]]\nname = "a"\nset = {}\n[[variations]]\nname = "a"\nset = {}', "two variations"),
@@ -81,7 +81,7 @@ def test_a_bad_suite_is_refused_with_its_line(text: str, said: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("nodes", "said"), [([4], "4 nodes are asked for, and there are 3"), ([["towr"]], "towr"), ([["mini", "mini"]], "twice")]
+    ("nodes", "said"), [([4], "4 nodes are asked for, but there are 3"), ([["towr"]], "towr"), ([["mini", "mini"]], "twice")]
 )
 def test_nodes_that_the_cluster_does_not_have(nodes: list[Any], said: str) -> None:
     with pytest.raises(InputError, match=said):

@@ -134,7 +134,7 @@ BUSY = {"holders": [{"pid": 12, "program": "python3", "type": "C"}]}
 @pytest.mark.parametrize(
     ("facts", "card", "words", "hint"),
     [
-        ({"runs": {"alive": ["2026-01-01-0000-run"]}}, {}, "a run is at work", "homelab stop 2026-01-01-0000-run"),
+        ({"runs": {"alive": ["2026-01-01-0000-run"]}}, {}, "a run is working", "homelab stop 2026-01-01-0000-run"),
         ({"python": {"packages": {}}}, {}, "has no torch", "homelab setup tower"),
         ({}, BUSY, "python3 (pid 12)", "homelab bench card tower"), ({}, {"memory_free_bytes": GIB}, "1.0 GiB of its memory is free", "--method qlora"),
         ({"system": {"memory_available_bytes": GIB}}, {}, "of the machine 1.0 GiB", "homelab bench card tower"),
@@ -154,10 +154,10 @@ def test_what_is_not_ready_is_refused_before_anything_starts(
 @pytest.mark.parametrize(
     ("result", "words"),
     [
-        ({"tokens_per_s": 1e6}, "at most"), ({"tokens_per_s": "much"}, "no measurement"), ({"tokens_per_s": float("nan")}, "no measurement"),
-        ({"tokens_per_s": None}, "no measurement"),
-        ({"tokens_per_s": -3.0}, "no measurement"), ({"peak_bytes": 64 * GIB}, "more than the card's memory"), ({"peak_bytes": 10**30}, "no measurement"),
-        ({"torch": "\x1b[31m; rm -rf ~"}, "no measurement"), ({"torch": "2" * 5000}, "no measurement"),
+        ({"tokens_per_s": 1e6}, "at most"), ({"tokens_per_s": "much"}, "not a measurement"), ({"tokens_per_s": float("nan")}, "not a measurement"),
+        ({"tokens_per_s": None}, "not a measurement"),
+        ({"tokens_per_s": -3.0}, "not a measurement"), ({"peak_bytes": 64 * GIB}, "more than the card's memory"), ({"peak_bytes": 10**30}, "not a measurement"),
+        ({"torch": "\x1b[31m; rm -rf ~"}, "not a measurement"), ({"torch": "2" * 5000}, "not a measurement"),
     ],
 )  # fmt: skip
 def test_what_no_card_can_have_done_is_refused(tmp_path: Path, result: dict[str, Any], words: str) -> None:
@@ -168,19 +168,19 @@ def test_what_no_card_can_have_done_is_refused(tmp_path: Path, result: dict[str,
 
 def test_a_card_that_lies_of_its_memory_gives_no_row(tmp_path: Path) -> None:
     lying = healthy.card(healthy.gpu(names=(NODE,)), NODE, memory_total_bytes=128 * GIB, memory_free_bytes=120 * GIB)
-    with pytest.raises(HomelabError, match=r"128.0 GiB, and a RTX 5070 Ti was made with 16.0 GiB"):
+    with pytest.raises(HomelabError, match=r"128.0 GiB, but a RTX 5070 Ti has 16.0 GiB"):
         measured(fleet_of(tmp_path, done(), seen=lying))
 
 
-PARTS = "error: the card has no room for what measures it: CUDA out of memory\nwhere: node tower\nfix: end what else uses the card"
+PARTS = "error: the card has no room for the test model: CUDA out of memory\nwhere: node tower\nfix: end what else uses the card"
 
 
 @pytest.mark.parametrize(
     ("lines", "words", "kind"),
     [
-        ([line(TRAINING, error=PARTS)], "no room for what measures it", HomelabError), ([line(TRAINING, error="RuntimeError: no kernel image")], "no kernel image", HomelabError),
+        ([line(TRAINING, error=PARTS)], "no room for the test model", HomelabError), ([line(TRAINING, error="RuntimeError: no kernel image")], "no kernel image", HomelabError),
         ([{"phase": "starting torchrun", "ranks": {}, "ended": {**ENDED, "returncode": 1, "log": ["No module named torch.distributed"]}}], "No module named", HomelabError),
-        ([{"phase": "starting torchrun", "ranks": {}, "ended": ENDED}], "said nothing", HomelabError), ([b"not json\n"], "does not say", HomelabError),
+        ([{"phase": "starting torchrun", "ranks": {}, "ended": ENDED}], "printed nothing", HomelabError), ([b"not json\n"], "never sends", HomelabError),
         ([{"error": {"message": "no room on the disk"}}], "no room on the disk", HomelabError), ([b""], "connection to this node broke", UnreachableError),
     ],
 )  # fmt: skip
@@ -196,7 +196,7 @@ def test_a_measurement_that_fails_says_why_and_leaves_nothing(
 
 def test_a_node_that_falls_silent_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(card_run, "SILENT_S", 0.3)
-    with pytest.raises(UnreachableError, match="nothing was heard"):
+    with pytest.raises(UnreachableError, match="did not answer"):
         measured(fleet_of(tmp_path, line(TRAINING)))
 
 

@@ -62,7 +62,7 @@ def test_rounding_is_one_training_and_more_is_said_loudly() -> None:
     assert rounding.is_same is True and other.is_same is False and other.curve_difference == pytest.approx(5e-3)
     assert second(side("a", precision="bf16"), side("c", {2: 2.01}, precision="bf16")).is_same is True
     said = side_by_side.sentences(side_by_side.compare([first, rounding.side, other.side]))
-    assert "is the same training as a" in said[0] and "c HAS ANOTHER CURVE than a" in said[1] and "over 3 common steps" in said[1]
+    assert "is the same training as a" in said[0] and "c HAS A DIFFERENT CURVE from a" in said[1] and "over 3 common steps" in said[1]
 
 
 def test_another_recipe_is_another_training_and_its_settings_are_named() -> None:

@@ -91,8 +91,8 @@ def test_an_offline_plan_reads_it(cache: Path, tmp_path: Path, capsys: pytest.Ca
 
 
 BROKEN = {
-    "nothing": (b"", "no JSON that can be read"), "a list": (b"[]", "holds no JSON object"), "deep": (b'{"a":' * 100_000, "nested too deep"),
-    "long number": (b'{"hidden_size": ' + b"1" * 5000 + b"}", "no JSON that can be read"), "huge": (b" " * (17 << 20), "has 17825792 bytes"),
+    "nothing": (b"", "is not valid JSON"), "a list": (b"[]", "is not a JSON object"), "deep": (b'{"a":' * 100_000, "nested too deep"),
+    "long number": (b'{"hidden_size": ' + b"1" * 5000 + b"}", "is not valid JSON"), "huge": (b" " * (17 << 20), "has 17825792 bytes"),
 }  # fmt: skip
 
 

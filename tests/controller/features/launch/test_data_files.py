@@ -59,7 +59,7 @@ UNREADABLE: dict[str, tuple[str, bytes, str]] = {
     "tar.gz": ("x.tar.gz", gzip.compress(tar()), "gzip"), "gz": ("x.jsonl.gz", gzip.compress(ROW), "gzip"), "gz without the name": ("x.jsonl", gzip.compress(ROW), "gzip"),
     "7z": ("x.7z", b"7z\xbc\xaf\x27\x1c\x00\x04", "7z"), "database": ("x.db", b"SQLite format 3\x00\x10\x00", "SQLite"), "sound": ("x.mp3", b"ID3\x04\x00", "sound"),
     "binary": ("x.txt", b"\x7fELF\x02\x01\x01\x00", "binary"), "Git LFS": ("x.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:1", "Git LFS"),
-    "Parquet that is none": ("x.parquet", b"<html>not found</html>", "Parquet"), "unknown name": ("x.docx.md", b"# a title\n", "end in"),
+    "Parquet that is none": ("x.parquet", b"<html>not found</html>", "Parquet"), "unknown name": ("x.docx.md", b"# a title\n", "ends in"),
     "no JSON": ("x.jsonl", ROW + b'{"text": "a re\n' + ROW, "line 2"), "no objects": ("x.jsonl", b'["a"]\n', "line 1"), "a number": ("x.json", b"5", "list"),
     "one object": ("x.json", b'{"text": "a"}', "list"), "a list of texts": ("x.json", b'["a", "b"]', "row 1"), "latin-1": ("x.txt", "schön\n".encode("latin-1"), "UTF-8"),
     "nothing but spaces": ("x.jsonl", b"\n \n", "no rows"), "an empty list": ("x.json", b"[]", "no rows"), "a header alone": ("x.csv", b"text,label\r\n", "no rows"),

@@ -67,7 +67,7 @@ def test_offline_is_obeyed(hub: Hub, monkeypatch: pytest.MonkeyPatch, variable: 
 
 NOTES: dict[str, tuple[str | None, str]] = {
     "org/none": (None, "knows no model of that name"), "a b/c": (None, "knows no model of that name"), "org/mine": ("v9", 'no revision "v9"'), "org/busy": (None, "503"),
-    "org/gated": (None, "accepted its terms"), "org/tiny": (None, "has no such file"), "org/list": (None, "no JSON object"), "org/broken": (None, "Expecting property name"),
+    "org/gated": (None, "accepted its terms"), "org/tiny": (None, "has no such file"), "org/list": (None, "is not a JSON object"), "org/broken": (None, "Expecting property name"),
     "org/deep": (None, "recursion"),
 }  # fmt: skip
 
@@ -81,7 +81,7 @@ def test_a_refusal_is_a_note(hub: Hub, name: str) -> None:
 
 def test_an_endless_file_is_not_read(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_config, "_MOST_BYTES", 100)
-    assert "more than 100 bytes" in hub_config.fetch(Model(name="org/mine")).note
+    assert "larger than 100 bytes" in hub_config.fetch(Model(name="org/mine")).note
 
 
 def test_a_hub_that_does_not_answer_costs_a_limited_time(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

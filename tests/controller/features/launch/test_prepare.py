@@ -56,7 +56,7 @@ def test_the_first_failed_check_is_the_error(tmp_path: Path) -> None:
     error = refusal(prepared(tmp_path, findings=[FULL, replace(FULL, node="tower")]))
     assert error.message == "preflight failed: the disk is full (and 1 more, in the table above)"
     assert error.where == "node laptop, check disk.room"
-    assert error.hint == "make room: df -h; to go on regardless: --skip disk.room"
+    assert error.hint == "make room: df -h; to start anyway: --skip disk.room"
 
 
 def test_what_cannot_work_is_not_offered(tmp_path: Path) -> None:

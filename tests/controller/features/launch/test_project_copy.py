@@ -48,7 +48,7 @@ def test_the_recipe_is_a_script_beside_a_copy(folder: Path) -> None:
 
 
 def test_too_much_and_nothing_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="not there"), project_copy.recipe_of(parsed(["python", "none.py"]), folder):
+    with pytest.raises(InputError, match="does not exist"), project_copy.recipe_of(parsed(["python", "none.py"]), folder):
         pass
     monkeypatch.setattr(project_copy, "MOST_FILES", 4)
     with (

@@ -92,7 +92,7 @@ def test_both_ranks_come_once(ground: Ground, capsys: pytest.CaptureFixture[str]
 
 def test_what_is_missing_is_said(ground: Ground) -> None:
     put(ground.folder / "tower", 0, summary(0))
-    note = {"kind": "note", "attempt": 1, "rank": 1, "message": "no profile of rank 1, the training goes on: No space left on device"}
+    note = {"kind": "note", "attempt": 1, "rank": 1, "message": "no profile of rank 1, the training continues: No space left on device"}
     ground.paths.root.mkdir(parents=True)
     ground.paths.metrics_jsonl.write_text(json.dumps(note) + "\n")
     assert ground.bring().missing == (note["message"], "there is no profile of rank 1")

@@ -46,7 +46,7 @@ def test_the_newest_that_is_whole_anywhere_is_chosen_and_what_was_bad_is_named(t
             checkpoint(tmp_path / name, step)
     flipped = BODY[:-1] + bytes([BODY[-1] ^ 1])
     (Path(manifest.folder_of(paths.run_dir(str(tmp_path / "a"), RUN), 20)) / "weights").write_bytes(flipped)
-    why = "checkpoint 20 on a is not used: weights has another content than when it was saved"
+    why = "checkpoint 20 on a is not used: weights has changed since it was saved"
     assert newest(FakeFleet(tmp_path, NAMES), run) == ResumePoint(20, ["b"], notes=(why,))
     events = [json.loads(line) for line in run.events_jsonl.read_text().splitlines()]
     assert len(events) == 1 and "checkpoint 20 on a is not used" in json.dumps(events[0])

@@ -24,7 +24,7 @@ def test_one_that_differs_receives_what_most_hold(odd: str) -> None:
     found = choose(540, nodes)
     assert odd not in found.holders and len(found.holders) == 2 and found.files["optimizer.pt"] == "a2"
     (note,) = found.notes
-    assert note.startswith(f"checkpoint 540 on {odd} holds other weights") and f"{odd} receives theirs (most hold this one)" in note
+    assert note.startswith(f"checkpoint 540 on {odd} has other weights") and f"{odd} receives theirs (most hold this one)" in note
 
 
 def test_an_optimizer_that_differs_is_a_copy_that_differs() -> None:
@@ -33,7 +33,7 @@ def test_an_optimizer_that_differs_is_a_copy_that_differs() -> None:
 
 def test_of_two_the_heads_is_taken_and_said_to_be_no_majority() -> None:
     found = choose(540, {"node1": OLD, "node2": NEW})
-    assert found.holders == ["node1"] and "node2 receives that of node1 (no copy has more votes" in found.notes[0]
+    assert found.holders == ["node1"] and "node2 receives that of node1 (each copy is on the same number of nodes" in found.notes[0]
 
 
 def test_a_node_of_an_older_homelab_says_no_digests_and_is_a_holder_all_the_same() -> None:
@@ -42,7 +42,7 @@ def test_a_node_of_an_older_homelab_says_no_digests_and_is_a_holder_all_the_same
 
 
 def test_newer_checkpoints_that_are_damaged_are_told_once_for_all_nodes() -> None:
-    why = "optimizer.pt has another content than when it was saved"
+    why = "optimizer.pt has changed since it was saved"
     bad = {"node1": {"540": why, "530": why}, "node2": {"540": why, "530": "no manifest", "510": why}, "node3": {}}
     assert set(unused(520, bad)) == {
         f"checkpoint 540 on node1, node2 is not used: {why}",

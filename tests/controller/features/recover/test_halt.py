@@ -61,13 +61,13 @@ def test_a_node_that_falls_silent_now_is_left_out(run: ClaimedRun) -> None:
 
 def test_where_none_of_the_nodes_to_go_on_with_answers(run: ClaimedRun) -> None:
     fleet_of(run).nodes["laptop"].is_off = True
-    with pytest.raises(UnreachableError, match="none answers: laptop"):
+    with pytest.raises(UnreachableError, match="none of the remaining nodes answers: laptop"):
         halted(run, ["laptop"])
 
 
 def test_a_process_that_does_not_end(run: ClaimedRun) -> None:
     fleet_of(run).answer("stop", {"asked": 1, "killed": 1, "left": [77], "as_nodes": []}, ["laptop"])
-    with pytest.raises(HomelabError, match="do not end: 77"):
+    with pytest.raises(HomelabError, match="did not end: 77"):
         halted(run)
 
 

@@ -70,7 +70,7 @@ def test_where_nobody_has_it_as_it_was(tmp_path: Path) -> None:
     error = caught.value
     assert (
         f"was changed on this node (below its workdir: data/{DIGEST[:16]}/" in error.message
-        and "not as it was at the launch" in error.message
+        and "has changed since the launch" in error.message
     )
     assert "node b" in error.where and str(local) in error.hint and DIGEST[:12] in error.hint
     assert nodes.copy("b").read_bytes() == EDITED, "nothing else was put in its place"

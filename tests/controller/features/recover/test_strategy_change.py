@@ -138,15 +138,15 @@ def with_room(run: Resuming, monkeypatch: pytest.MonkeyPatch, gib: float, *, ali
     monkeypatch.setattr(gather, "facts", lambda *_, **__: seen)
 
 
-@pytest.mark.parametrize(("gib", "said"), [(1.45, "so: homelab recover"), (0.1, "no other has room either")])
+@pytest.mark.parametrize(("gib", "said"), [(1.45, "so: homelab recover"), (0.1, "no other strategy has room")])
 def test_no_room_with_it_is_said_before_anything_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gib: float, said: str) -> None:
     run = resuming(tmp_path, monkeypatch)
     with_room(run, monkeypatch, gib)
-    with pytest.raises(InputError, match="cannot go on with this strategy") as caught:
+    with pytest.raises(InputError, match="cannot continue with this strategy") as caught:
         strategy_change.refuse_impossible(run.fleet, run.paths, "pipeline", (), lambda text: None)
     assert said in str(caught.value.hint) and "nothing was stopped" in caught.value.where and run.fleet.asked == []
     with_room(run, monkeypatch, gib, alive=("another",))
-    with pytest.raises(InputError, match="cannot go on with this strategy"):
+    with pytest.raises(InputError, match="cannot continue with this strategy"):
         strategy_change.refuse_impossible(run.fleet, run.paths, "pipeline", (), lambda text: None)
     with_room(run, monkeypatch, gib, alive=(run.paths.name,))  # what it holds itself is free when it is ended
     strategy_change.refuse_impossible(run.fleet, run.paths, "pipeline", (), lambda text: None)
@@ -223,7 +223,7 @@ def test_the_command_asks_for_the_plan_before_it_halts_and_starts_with_the_name(
         assert halted and [plan.strategy for plan in run.plans] == ["zero2"]
         assert view.resumed.call_args.args[0].strategy == "strategy zero2 as before, by hand"
     else:
-        with pytest.raises(InputError, match="cannot go on with this strategy"):
+        with pytest.raises(InputError, match="cannot continue with this strategy"):
             recover_run.recover_run(run.fleet, request, view)
         assert not halted and not run.plans
 

@@ -73,12 +73,12 @@ def test_a_folder_of_somebody_else_and_an_edited_file_stay(fleet: FakeFleet, tmp
     place = tmp_path / "here/x"
     place.mkdir(parents=True)
     (place / "mine.txt").write_text("mine")
-    with pytest.raises(InputError, match="something else"):
+    with pytest.raises(InputError, match="already exists"):
         bring(fleet, place)
     (place / "mine.txt").unlink()
     bring(fleet, place)
     (place / "README.md").write_text("my words")
-    with pytest.raises(HomelabError, match=r"README\.md is not what was fetched"):
+    with pytest.raises(HomelabError, match=r"README\.md differs from the fetched file"):
         bring(fleet, place)
     assert (place / "README.md").read_text() == "my words"
 
@@ -131,7 +131,7 @@ def test_a_node_that_names_other_places_is_not_believed(fleet: FakeFleet, tmp_pa
     fleet.answer(
         "result-files", {"path": "/x", "files": [{"name": "../evil.json", "size": 1, "sha256": "a" * 64}], "left_out": []}, ["tower"]
     )
-    with pytest.raises(HomelabError, match="does not say"):
+    with pytest.raises(HomelabError, match="never sends"):
         bring(fleet, tmp_path / "here/x")
 
 
@@ -231,7 +231,7 @@ def test_what_a_program_has_saved_comes_as_it_is(program: FakeFleet, tmp_path: P
     again = bring(program, place)
     assert not again.changed and [path.name for path in place.parent.iterdir()] == ["x"]
     (place / "checkpoint-40/deep/er/rng.pth").write_bytes(b"mine")
-    with pytest.raises(HomelabError, match=r"rng\.pth is not what was fetched"):
+    with pytest.raises(HomelabError, match=r"rng\.pth differs from the fetched file"):
         bring(program, place)
 
 

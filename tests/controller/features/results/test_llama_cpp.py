@@ -67,5 +67,5 @@ def test_another_library_is_refused_and_nothing_is_kept(checkout: Path, tmp_path
     with pytest.raises(HomelabError, match="cannot be fetched") as refused:
         llama_cpp.archive("aarch64", checkout, AGAIN)
     assert "--quantise q8_0 needs none" in str(refused.value.hint)
-    with pytest.raises(HomelabError, match=r"no llama\.cpp for riscv64"):
+    with pytest.raises(HomelabError, match=r"no llama\.cpp library for riscv64"):
         llama_cpp.archive("riscv64", checkout, AGAIN)

@@ -146,7 +146,7 @@ def test_the_files_are_there_and_name_the_base_as_the_hub_does(fleet: FakeFleet,
     [
         ({"/whoami-v2": 401}, "the hub does not know this token", "hf auth login"),
         ({"/create": 403}, "this token may not write to me/x", "choose a name below your own"),
-        ({"/create": 500}, "the hub refuses it with status 500", "once more"),
+        ({"/create": 500}, "the hub refuses it with status 500", "run the command again"),
     ],
 )
 def test_without_rights_nothing_is_fetched(
@@ -167,7 +167,7 @@ def test_a_commit_that_is_refused_leaves_nothing_behind(fleet: FakeFleet, server
 
 
 def test_no_hub_no_token_no_name(fleet: FakeFleet, server: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="which nobody else has") as unnamed:
+    with pytest.raises(InputError, match="which nobody on the hub has") as unnamed:
         pushed(fleet, tmp_path, base_model=None)
     assert f"homelab push --base-model ORGANISATION/MODEL {RUN} me/x" in str(unnamed.value.hint)
     server.server.shutdown()
@@ -185,7 +185,7 @@ def test_no_hub_no_token_no_name(fleet: FakeFleet, server: FakeHub, tmp_path: Pa
     "name", ["x", "", "me/x/y", "me/..", "me/a--b", "/x", "me/", "-me/x", "me/" + "x" * 96, "me/x.git", "me/$(touch y)", "me/x "]
 )
 def test_names_that_the_hub_does_not_take(name: str) -> None:
-    with pytest.raises(InputError, match="is no repository of the hub"):
+    with pytest.raises(InputError, match="is not a repository name of the hub"):
         hub.checked_name(name)
 
 

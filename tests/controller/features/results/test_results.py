@@ -86,7 +86,7 @@ def test_only_what_is_missing_comes() -> None:
 
 
 def test_a_disk_without_room_is_named_with_both_numbers() -> None:
-    with pytest.raises(HomelabError, match=r"1\.0 GB are missing and 1\.0 GB are free"):
+    with pytest.raises(HomelabError, match=r"1\.0 GB are missing, but 1\.0 GB are free"):
         check_room(missing([file(size=10**9)], {}, {}), 10**9, "/x")
     check_room((), 0, "/x")
 

@@ -173,7 +173,7 @@ def test_ctrl_c_says_which_node_goes_on_installing(bench: Bench) -> None:
         said = process.stderr.read()
         assert process.wait(timeout=60) == 130
         assert (
-            "node1 finishes the installation that has begun. To go on after it: homelab setup" in said
+            "node1 finishes the installation that has begun. To continue after it: homelab setup" in said
             and "homelab teardown" in said
             and "Traceback" not in said
         )
@@ -351,14 +351,14 @@ def test_a_node_that_reaches_the_index_fetches_the_wheels_itself(bench: Bench, t
             said = bench.homelab("setup", "--requirements", str(requirements), XDG_CACHE_HOME=cache, **pip)
         assert bench.on_node("ls ~/.homelab/env/lib/python*/site-packages/idna/__init__.py")
         fetched_here = [path.name for path in (Path(cache) / "homelab/setup/wheels").glob("*.whl")]
-        assert (fetched_here, "does not fetch the packages itself" in said) == (([], False) if is_reached else ([wheel.name], True)), said
+        assert (fetched_here, "cannot fetch the packages itself" in said) == (([], False) if is_reached else ([wheel.name], True)), said
         assert any(part.startswith("bytes=0-") for command, path, part in server.asked if path.endswith(wheel.name)) or not is_reached
 
 
 def test_teardown_leaves_the_home_as_it_was(bench: Bench) -> None:
     mine = bench.home / "notes.txt"
     mine.write_text("mine")
-    assert "there is nobody to ask" in bench.homelab("teardown", code=2)
+    assert "there is no terminal to ask" in bench.homelab("teardown", code=2)
     assert "Removed from 1 node." in bench.homelab("teardown", "--yes")
     left = {name for name in bench.files() if not name.startswith(".ssh")}
     assert left == {"notes.txt"}
@@ -370,7 +370,7 @@ def test_an_environment_of_somebody_else_stays(bench: Bench) -> None:
     foreign.parent.mkdir(parents=True)
     foreign.write_text("home = /usr/bin\n")
     said = bench.homelab("setup", "--requirements", str(bench.requirements), code=1)
-    assert "no Python starts in it" in said and "fix: " in said and foreign.exists()
+    assert "its Python does not start" in said and "fix: " in said and foreign.exists()
     shutil.rmtree(foreign.parent)
     bench.on_node("python3 -m venv --without-pip ~/.homelab/env")
     before = foreign.stat().st_mtime_ns

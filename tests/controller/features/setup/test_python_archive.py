@@ -60,7 +60,7 @@ def test_it_is_fetched_once_and_starts_on_the_node(archive: Path) -> None:
     done = subprocess.run([program, "-I", "-c", "import json, sys; print(sys.prefix)"], capture_output=True, text=True, check=True)
     assert Path(done.stdout.strip()) == Path(program).parent.parent and program.startswith(str(target.parent))
     assert worker_environment.unpack(VERSION) == program
-    with pytest.raises(Refusal, match="holds no python"):
+    with pytest.raises(Refusal, match="has no python"):
         worker_environment.unpack("3.99")
 
 

@@ -40,8 +40,8 @@ def state(**changes: Any) -> SetupState:
         ({"packages": {}, "lock": ""}, "install a, b"),
         ({"packages": {"a": "0.9", "b": "1.0", "c": "2"}}, "exchange a 0.9 -> 1.0; remove c"),
         ({"packages": {f"p{number}": "1" for number in range(9)}}, "install a, b; remove p0, p1, p2, p3, p4, p5 and 3 more"),
-        ({"lock": ""}, "make it anew: it is not whole, or has another Python"),
-        ({"environment_python": "3.12.1"}, "make it anew: it is not whole, or has another Python"),
+        ({"lock": ""}, "make it again: it is not complete, or has another Python"),
+        ({"environment_python": "3.12.1"}, "make it again: it is not complete, or has another Python"),
         ({"environment_is_ours": False}, "install a, b"),
     ],
 )
@@ -82,7 +82,7 @@ def test_an_environment_of_somebody_else_is_left_alone() -> None:
     assert setup_plan.is_somebodys(somebodys) and not setup_plan.is_somebodys(state())
     broken = state(environment_is_ours=False, environment_python="")
     assert not setup_plan.is_somebodys(broken)
-    with pytest.raises(HomelabError, match="has not made"):
+    with pytest.raises(HomelabError, match="did not make"):
         setup_plan.check_environment("n", "~/env", broken)
 
 

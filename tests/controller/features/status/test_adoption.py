@@ -95,7 +95,7 @@ def test_an_entry_that_leads_out_of_the_run_is_refused(tmp_path: Path, wrong: An
     # An older version has taken it: it is refused where it is read.
     paths = RunPaths(tmp_path / "desk" / builders.RUN)
     store.write_json(paths.run_json, described)
-    with pytest.raises(HomelabError, match=r"run\.json is not whole"):
+    with pytest.raises(HomelabError, match=r"run\.json is damaged"):
         run_folder.description_of(paths)
 
 
@@ -108,7 +108,7 @@ def test_a_role_that_is_none_is_refused(tmp_path: Path, role: str) -> None:
 @pytest.mark.parametrize("sent", ["on-node", "hub"])
 def test_a_program_that_lies_on_the_nodes_is_refused(tmp_path: Path, sent: str) -> None:
     described = run_json({"script": shipped(sent=sent, path="/usr/bin/evil")}, SCRIPT)
-    with pytest.raises(HomelabError, match="a program is shipped"):
+    with pytest.raises(HomelabError, match="a program is sent"):
         adopt(tmp_path, dict.fromkeys(NAMES, described))
 
 
@@ -134,7 +134,7 @@ def test_nothing_is_sent_before_its_digest_is_compared_here(tmp_path: Path) -> N
     fleet, local = FakeFleet(tmp_path / "nodes"), tmp_path / "rows.jsonl"
     local.write_text(SECRET)
     item = RecipeInput("train", "shipped", str(local), local, DIGEST)
-    with pytest.raises(HomelabError, match="not as it was at the launch"):
+    with pytest.raises(HomelabError, match="has changed since the launch"):
         start.ship_material(fleet, list(NAMES), [item], lambda text: None)
     assert fleet.verbs("receive-file") == []
 

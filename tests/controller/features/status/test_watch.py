@@ -43,7 +43,7 @@ def look(paths: RunPaths, state: str, attempt: int = 1) -> Snapshot:
 def test_a_run_that_had_ended_stays_so_when_its_nodes_are_switched_off(paths: RunPaths, state: str) -> None:
     seen = look(paths, state)
     assert (seen.state, seen.diagnosis) == (state, None), "that a machine is off today is not why it ended"
-    assert seen.notes[-1].startswith(f"{state}, as was seen before; tower, laptop, old cannot be asked now (they are off")
+    assert seen.notes[-1].startswith(f"{state}, as seen before; tower, laptop, old cannot be asked now (they are off")
     assert store.read_object(paths.state_json)["state"] == state
     assert [event["what"] for event in event_log.lines(paths)] == [state]
 

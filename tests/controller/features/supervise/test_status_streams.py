@@ -129,7 +129,7 @@ def test_a_question_does_not_wait_for_a_node_that_fell_silent(fleet: FakeFleet, 
         try:
             fleet.agent(name)
         except UnreachableError as error:
-            return "nothing has been heard" in error.message
+            return "it has sent nothing" in error.message
         return False
 
     with streams.letting_go(fleet):

@@ -19,15 +19,15 @@ STILL = AttemptVerdict("silent-node", ("laptop",), because="nothing is heard of 
     ("state", "known", "place", "still", "words"),
     [
         ("running", {}, "", None, []),
-        ("running", {"doing": "watching", "pid": 7}, "", None, ["process 7 here) is gone; another one: SUPERVISE"]),
+        ("running", {"doing": "watching", "pid": 7}, "", None, ["process 7 here is gone; to start another: SUPERVISE"]),
         ("failed", {"doing": "recovering", "pid": 7}, "", None, ["SUPERVISE"]),
         ("failed", {"doing": "given up", "why": "disk \x1b[31mfull"}, "", None, ["has given up: disk full; by hand: RECOVER"]),
-        ("running", {"doing": "watching"}, "tower does not answer", None, ["(tower does not answer): after a failure this run goes on by RECOVER"]),
-        ("running", {"doing": "launching", "wanted": True}, "", None, ["was ended before it had left a supervisor; one: SUPERVISE"]),
+        ("running", {"doing": "watching"}, "tower does not answer", None, ["(tower does not answer): after a failure, recover this run by RECOVER"]),
+        ("running", {"doing": "launching", "wanted": True}, "", None, ["ended before it started one; to start one: SUPERVISE"]),
         ("failed", {"doing": "recovering by hand", "wanted": True}, "", None, ["one: SUPERVISE"]),
         ("running", {"doing": "launching", "wanted": False}, "", None, []),
         ("running", {"doing": "recovering by hand"}, "", None, []),
-        ("running", {}, "", STILL, ["nothing is heard of laptop, and no supervisor is at work: RECOVER"]),
+        ("running", {}, "", STILL, ["nothing is heard of laptop, and no supervisor is working: RECOVER"]),
         ("running", {"doing": "watching"}, "", STILL, ["SUPERVISE", "RECOVER"]),
         ("failed", {}, "", STILL, []),
         *[(state, {"doing": "watching"}, "x", STILL, []) for state in ("done", "stopped", "planned", "shipping")],
@@ -55,7 +55,7 @@ def test_processes_that_outlive_their_attempt_are_told_with_the_command_that_end
     part = {name: {"node": name, "time": 1.0, "run": ended | more} for name, more in PARTS.items()}
     (said,) = unsupervised.outliving(parse_replies(part), 2, homelab("stop r"))
     assert (
-        "alive on node1 (3), though its attempt 2 has ended" in said
+        "running on node1 (3), although its attempt 2 has ended" in said
         and said.endswith("homelab stop r ends them")
         and said.commands == ("homelab stop r",)
     )

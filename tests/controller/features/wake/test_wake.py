@@ -146,8 +146,10 @@ def test_who_was_never_asked_and_who_does_not_wake_are_errors_with_a_command(mon
     machines = Machines(monkeypatch, {"tower": silent("tower"), "laptop": silent("laptop")}, works=False)
     states, errors = woken(limit_s=0.2)
     assert states == {"tower": "unknown", "laptop": "silent", "oldtower": "awake"} and machines.sent
-    assert "how to wake it is not known" in errors["tower"].message and "switch tower on by hand" in str(errors["tower"].hint)
-    assert "its card was not set up to wake it" in errors["laptop"].message and "ethtool -s enp3s0 wol g" in str(errors["laptop"].hint)
+    assert "its network card is not known here" in errors["tower"].message and "switch tower on by hand" in str(errors["tower"].hint)
+    assert "its network card was not set up to wake it" in errors["laptop"].message and "ethtool -s enp3s0 wol g" in str(
+        errors["laptop"].hint
+    )
 
 
 def test_another_node_of_that_network_sends_where_this_machine_is_not_in_it(
@@ -167,4 +169,4 @@ def test_another_node_of_that_network_sends_where_this_machine_is_not_in_it(
     assert wake._send(Fleet(), sleeper, ["tower", "oldtower"]) == "oldtower"  # type: ignore[arg-type]
     assert asked[-1] == ("oldtower", "wake", WakeRequest(mac=MAC, network="203.0.113.0/24"))
     assert wake._send(Fleet(), sleeper, ["tower"]) is None  # type: ignore[arg-type]
-    assert "nobody can wake it" in wake._not_in_its_network(builders.cluster().node("laptop"), sleeper).message
+    assert "no machine can wake it" in wake._not_in_its_network(builders.cluster().node("laptop"), sleeper).message

@@ -63,7 +63,7 @@ def test_no_further_than_allowed() -> None:
 
 def test_only_where_it_is_needed_known_and_allowed() -> None:
     for wanted, sync_s, measured, words in (
-        (recipe(global_batch_max=1200), 0.01, True, "the wire takes 4% of a step"),
+        (recipe(global_batch_max=1200), 0.01, True, "the network takes 4% of a step"),
         (recipe(global_batch_max=1200), 0.5, False, "no speed is known yet"),
     ):
         found, made = settled(wanted, sync_s, measured=measured)

@@ -43,17 +43,17 @@ def test_numbers_of_machines(text: str, counts: tuple[int, ...]) -> None:
     ("text", "words", "edit"),
     [
         ("10..1", "begins with more machines than it ends with", "--what-if-nodes 1..10"),
-        ("0..3", "one machine or more", "--what-if-nodes 1..3"),
-        ("0,2", "one machine or more", "--what-if-nodes 2"),
-        ("0", "one machine or more", "--what-if-nodes 1..64"),
+        ("0..3", "at least one machine", "--what-if-nodes 1..3"),
+        ("0,2", "at least one machine", "--what-if-nodes 2"),
+        ("0", "at least one machine", "--what-if-nodes 1..64"),
         ("1..1000", "more than 64 machines", "--what-if-nodes 1..64"),
         ("2,4,900", "more than 64 machines", "--what-if-nodes 2,4"),
         ("70..80", "more than 64 machines", "--what-if-nodes 1..64"),
         ("999999..1", "begins with more", "--what-if-nodes 1..999999"),
-        ("1...4", "is no number of machines", "1..10"),
-        ("-1", "is no number of machines", "1..10"),
-        ("many", "is no number of machines", "2,4,8"),
-        ("1..99999999999999999999", "is no number of machines", "1..10"),
+        ("1...4", "is not a number of machines", "1..10"),
+        ("-1", "is not a number of machines", "1..10"),
+        ("many", "is not a number of machines", "2,4,8"),
+        ("1..99999999999999999999", "is not a number of machines", "1..10"),
     ],
 )
 def test_numbers_that_cannot_be(text: str, words: str, edit: str) -> None:
@@ -114,7 +114,7 @@ def test_where_it_turns_and_what_limits_it() -> None:
     by_wire = curve(with_sync(2.0), "1..8")
     assert (
         by_wire.turn is not None
-        and f"after {by_wire.turn} a machine more brings less than 5%" in by_wire.because
+        and f"after {by_wire.turn} another machine adds less than 5%" in by_wire.because
         and "the wire" in by_wire.because
     )
     by_rows = curve(with_sync(0.001), "1..12", healthy.recipe())
@@ -123,7 +123,7 @@ def test_where_it_turns_and_what_limits_it() -> None:
     assert "the slowest rank" in (fixed.points[2].limit or "")
     assert "ranks that wait for each other" in (curve(with_sync(0.001, wait_s=2.0), "3").points[0].limit or "")
     pays = curve(with_sync(0.001), "1..4")
-    assert pays.turn is None and pays.because.startswith("up to 4 every machine pays")
+    assert pays.turn is None and pays.because.startswith("up to 4 every machine helps")
 
 
 def with_sync(sync_s: float, world_size: int = 3, wait_s: float = 0.0) -> Evidence:
@@ -142,11 +142,11 @@ def test_a_pause_in_the_curve_is_no_turn() -> None:
     ]
     assert scaling._turn(points[:4]) == (
         None,
-        "up to 6 every machine pays (5% or more for each); what costs most there: the wire (30% of the step)",
+        "up to 6 every machine helps (5% or more for each); the largest cost there: the wire (30% of the step)",
     )
     assert scaling._turn(points)[0] == 6
     many = [ScalingPoint(machines=count, nodes=(), copies=0, tokens_per_s=100.0 * count, limit="nothing") for count in range(15, 30)]
-    assert scaling._turn(many) == (21, "after 21 a machine more brings less than 5%, because so many are there already")
+    assert scaling._turn(many) == (21, "after 21 another machine adds less than 5%, because there are so many already")
 
 
 def test_more_ranks_than_rows_is_said() -> None:

@@ -98,15 +98,15 @@ def test_a_table_of_shares_gives_way_to_speeds() -> None:
     [
         ("+RTX3091", "cuda", 'Did you mean "RTX 3090"?'),
         ("+RTX 5070Ti Labtop", "cuda", 'Did you mean "RTX 5070 Ti Laptop"?'),
-        ("+", "cuda", "neither what comes nor what goes"),
-        ("-", "cuda", "neither what comes nor what goes"),
+        ("+", "cuda", "neither a machine to add nor a node to remove"),
+        ("-", "cuda", "neither a machine to add nor a node to remove"),
         ("RTX3090", "cuda", "--what-if +RTX3090"),
         ("laptop", "cuda", "--what-if -laptop"),
         ("-labtop", "cuda", 'Did you mean "laptop"?'),
         ("+0xRTX3090", "cuda", "0 cards in one machine"),
         ("+99xRTX3090", "cuda", "99 cards in one machine"),
         ("+RTX3090", "cpu", "this cluster trains on CPUs"),
-        ("+$(touch pwned)", "cuda", "no data sheet here"),
+        ("+$(touch pwned)", "cuda", "no data sheet of a card named"),
         ("wire=fast", "cuda", "is no wire"),
         ("wire=0gbit", "cuda", "is no wire"),
         ("wire=2.5", "cuda", "wire=2.5gbit"),
@@ -148,7 +148,7 @@ def test_an_assumed_wire_is_said() -> None:
     cluster = GPUS.cluster
     changes = what_if.parse(["wire=2.5gbit"], cluster, device="cuda")
     assert what_if.assumed(changes, cluster, {}) == [
-        "wire=2.5gbit is assumed between all nodes, 294.0 MB/s; what is there now was not measured: 1 Gbit/s is assumed"
+        "wire=2.5gbit is assumed between all nodes, 294.0 MB/s; the present network was not measured: 1 Gbit/s is assumed"
     ]
     rates = {(source, target): 80e6 for source in NAMES for target in NAMES if source != target}
     assert what_if.assumed(changes, cluster, rates)[0].endswith("measured now: 80.0 MB/s on the slowest pair")
@@ -158,6 +158,6 @@ def test_an_assumed_wire_is_said() -> None:
 def test_somebody_has_to_stay() -> None:
     cluster = healthy.gpu().cluster
     gone = [f"-{name}" for name in NAMES]
-    with pytest.raises(InputError, match="nothing is left"):
+    with pytest.raises(InputError, match="no node is left"):
         what_if.parse(gone, cluster, device="cuda")
     assert len(what_if.parse([*gone, "+RTX3090"], cluster, device="cuda")) == 4

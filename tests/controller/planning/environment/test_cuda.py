@@ -110,7 +110,7 @@ def test_a_person_s_variables_reach_the_ranks_as_they_are() -> None:
 
 def test_what_all_ranks_of_nccl_must_have_alike() -> None:
     seen = healthy.with_node(healthy.gpu(), "laptop", environment={"NCCL_BUFFSIZE": "2097152"})
-    with pytest.raises(InputError, match="NCCL_BUFFSIZE is not the same on tower and laptop") as caught:
+    with pytest.raises(InputError, match="NCCL_BUFFSIZE differs between tower and laptop") as caught:
         make(seen)
     assert "laptop" in caught.value.where and "[defaults.environment]" in caught.value.hint
     assert make(seen, healthy.recipe(environment={"NCCL_BUFFSIZE": "2097152"})), "the recipe says it to the others"

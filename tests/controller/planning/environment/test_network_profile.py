@@ -92,7 +92,7 @@ def test_auto_without_a_measurement() -> None:
     offline = make(seen, offline=True)
     assert why(offline, "network profile") == (
         "none",
-        "the wire between the nodes was not measured, and not every interface says its speed",
+        "the network between the nodes was not measured, and not every interface reports its speed",
     )
     assert of_wire(offline) == {}
 
@@ -127,7 +127,7 @@ def test_where_no_profile_is() -> None:
     on_cpus = make(healthy.cpu(), throughputs=rates(GIGABIT))
     assert of_wire(on_cpus) == {} and not [choice for choice in on_cpus.choices if choice.subject == "network profile"]
     named = make(with_profile(healthy.cpu(), "wifi"))
-    assert of_wire(named) == {} and "gloo reads no variable" in why(named, "network profile")[1]
+    assert of_wire(named) == {} and "gloo has no variables" in why(named, "network profile")[1]
     alone = healthy.gpu(names=("tower",))
     assert not [choice for choice in make(with_profile(alone, "wifi")).choices if choice.subject == "network profile"], (
         "nothing goes over a wire"

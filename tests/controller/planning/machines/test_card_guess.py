@@ -36,9 +36,9 @@ def test_one_unknown_card_leaves_the_time_of_the_others_known() -> None:
     assert known.time and made.time and not made.time.is_measured
     alone = {plan.ranks[1].device_name: plan.time.ranks[0].alone_tokens_per_s for plan in (known, made) if plan.time}
     assert alone["RTX 6090"] == pytest.approx(alone["RTX 5090"], rel=0.05), "the 4090's own"
-    (line,) = said(made, "no data sheet here")
+    (line,) = said(made, "has no data sheet of")
     assert line.startswith("RTX 6090 of n1: ") and "generation 12.0" in line and "homelab launch RECIPE" in line
-    assert said(known, "no data sheet here") == []
+    assert said(known, "has no data sheet of") == []
 
 
 @pytest.mark.parametrize(
@@ -66,19 +66,19 @@ def seen_with(**card: Any) -> Evidence:
 
 def test_a_node_that_says_its_generation_is_guessed_by_it_until_a_run_has_measured_it() -> None:
     made = make(seen_with(name=UNKNOWN, compute_capability="8.6", memory_total_bytes=8 * GIB), healthy.recipe())
-    (line,) = said(made, "no data sheet here")
+    (line,) = said(made, "has no data sheet of")
     assert "generation 8.6" in line and "Some Card of laptop" in line
 
 
 @pytest.mark.parametrize(("gib", "is_said"), [(8, False), (4.5, False), (16, False), (64, True), (1, True)])
 def test_a_card_that_lies_of_its_memory_is_planned_with_and_said(gib: float, is_said: bool) -> None:
     made = make(seen_with(name="NVIDIA GeForce RTX 4060 Ti", memory_total_bytes=int(gib * GIB), memory_used_bytes=0), healthy.recipe())
-    lines = said(made, "was made with 8.0 GiB")
+    lines = said(made, "but this card has 8.0 GiB")
     assert bool(lines) is is_said and all("nvidia-smi says" in line and "RTX 4060 Ti of laptop" in line for line in lines)
 
 
 def test_an_owner_who_writes_an_impossible_memory_is_told() -> None:
-    (line,) = said(offline(("RTX 4090", 24), ("RTX 4060 Ti", 64)), "was made with")
+    (line,) = said(offline(("RTX 4090", 24), ("RTX 4060 Ti", 64)), "but this card has")
     assert line.startswith("RTX 4060 Ti of n1: cluster.toml says 63.7 GiB") and "edit gpus of n1" in line
 
 
@@ -93,7 +93,7 @@ def test_two_cards_of_one_name_and_unlike_memory_are_two_cards() -> None:
     cards = [{**first, "index": index, "memory_total_bytes": size * GIB} for index, size in enumerate((12, 8))]
     made = make(healthy.with_node(healthy.with_facts(seen, "tower", gpu={"cards": cards}), "tower", gpus=()), healthy.recipe())
     assert [rank.memory.available_bytes for rank in made.ranks if rank.memory] == [12 * GIB, 8 * GIB]
-    assert made.time is not None and said(made, "was made with") == []
+    assert made.time is not None and said(made, "but this card has") == []
 
 
 def test_a_card_of_which_the_driver_tells_its_name_alone_is_planned_by_its_data_sheet() -> None:

@@ -97,12 +97,12 @@ def test_the_order_is_that_of_the_machine_however_they_are_named() -> None:
 @pytest.mark.parametrize(
     ("gpus", "said"),
     [
-        (({**RTX, "uuid": "GPU-cccc"},), "names the card GPU-cccc, and it is not there"),
-        (({**RTX, "uuid": SECOND}, {**RTX, "uuid": "GPU-cccc"}), "names the card GPU-cccc, and it is not there"),
-        (({**RTX, "index": 2},), "names the card GPU 2, and it is not there"),
-        (({**RTX, "index": 0},), 'GPU 0 is a "RTX 4090", and it is a GT 1030'),
-        (({**RTX, "uuid": FIRST},), f'{FIRST} is a "RTX 4090", and it is a GT 1030'),
-        (({"model": "RTX 3070 Ti", "vram_gb": 8},), 'names the card "RTX 3070 Ti", and it is not there'),
+        (({**RTX, "uuid": "GPU-cccc"},), "names the card GPU-cccc, but it is not there"),
+        (({**RTX, "uuid": SECOND}, {**RTX, "uuid": "GPU-cccc"}), "names the card GPU-cccc, but it is not there"),
+        (({**RTX, "index": 2},), "names the card GPU 2, but it is not there"),
+        (({**RTX, "index": 0},), 'GPU 0 is a "RTX 4090", but it is a GT 1030'),
+        (({**RTX, "uuid": FIRST},), f'{FIRST} is a "RTX 4090", but it is a GT 1030'),
+        (({"model": "RTX 3070 Ti", "vram_gb": 8},), 'names the card "RTX 3070 Ti", but it is not there'),
     ],
 )
 def test_a_card_that_is_gone_or_another_one_is_told_with_node_card_and_edit(gpus: tuple[dict[str, Any], ...], said: str) -> None:
@@ -140,7 +140,7 @@ def test_cards_that_changed_their_places_stay_the_same_ranks() -> None:
     moved = healthy.with_facts(before, "tower", gpu={"cards": [{**entries[1], "index": 0}, {**entries[0], "index": 1}]})
     assert make(before).ranks[0].card == make(moved).ranks[0].card == SECOND
     by_number = healthy.with_node(moved, "tower", gpus=({**RTX, "index": 1},))
-    with pytest.raises(InputError, match='GPU 1 is a "RTX 4090", and it is a GT 1030'):
+    with pytest.raises(InputError, match='GPU 1 is a "RTX 4090", but it is a GT 1030'):
         make(by_number)
 
 

@@ -86,14 +86,14 @@ def test_beside_newer_cards_in_one_machine_the_edit_is_said() -> None:
     made = plan(*both, model=SMALL, train={**TRAIN, "global_batch": 3})
     (line,) = [line for line in made.warnings if "edit gpus of tower" in line]
     assert made.world_size == 3 and "without the Some Card" in line and "in bf16 does" in line
-    with pytest.raises(InputError, match="does not go with fp16") as caught:
+    with pytest.raises(InputError, match="does not work with fp16") as caught:
         plan(*both, model=SMALL, parallel={"compress": "powersgd"})
     assert "edit gpus of tower in cluster.toml: without the Some Card" in str(caught.value.hint)
 
 
 def test_one_way_that_fp16_rules_out_is_planned_without_the_old_card() -> None:
     made = plan(*NEW, OLD, model=SMALL, parallel={"compress": "powersgd"})
-    assert (made.precision, made.left_out) == ("bf16", ("old",)) and "does not go with fp16" in left_out(made)[0]
+    assert (made.precision, made.left_out) == ("bf16", ("old",)) and "does not work with fp16" in left_out(made)[0]
 
 
 def test_the_same_where_the_nodes_were_asked() -> None:

@@ -174,7 +174,7 @@ def test_comments_and_order_are_kept() -> None:
 def test_a_missing_section_is_added_and_what_cannot_be_edited_is_refused() -> None:
     added = recipe_edits.edited(TEXT.split("[parallel]")[0].rstrip(), [EDITS[3]])
     assert added.endswith("\n\n[parallel]\nmicro_batch = 1\n")
-    with pytest.raises(InputError, match="lines of their own"):
+    with pytest.raises(InputError, match="its own line"):
         recipe_edits.edited("train = { seq_len = 2048 }\n", [EDITS[0]])
     assert recipe_edits.edited("train.seq_len = 2048  # half\n", EDITS[:2]) == "train.seq_len = 1024  # half\ntrain.fused_loss = true\n"
 

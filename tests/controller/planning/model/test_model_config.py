@@ -84,7 +84,7 @@ def test_other_odd_keys_end_in_a_plan(keys: dict[str, Any], kind: str) -> None:
 
 REFUSED = {
     "bert-base-uncased": "a model of type bert is an encoder", "google/flan-t5-base": "reads with an encoder and writes with a decoder",
-    "Qwen/Qwen2.5-VL-7B-Instruct": "no causal language model that transformers can build (type qwen2_5_vl)", "Qwen/Qwen3-8B-GGUF": "holds GGUF files",
+    "Qwen/Qwen2.5-VL-7B-Instruct": "not a causal language model that transformers can build (type qwen2_5_vl)", "Qwen/Qwen3-8B-GGUF": "holds GGUF files",
     "Qwen/Qwen3-8B-AWQ": "quantised already (AWQ in 4 bits)", "TheBloke/Some-13B-GPTQ": "quantised already (GPTQ in 4 bits)", "unsloth/phi-4-GGUF": "perhaps unsloth/phi-4",
 }  # fmt: skip
 
@@ -99,7 +99,7 @@ def test_what_is_not_trained_is_refused_by_its_name(name: str) -> None:
 UNKNOWN = {
     "Qwen/Qwen3-30B-A3B": "is a mixture of experts (qwen3_moe)", "openai/gpt-oss-20b": "is a mixture of experts (gpt_oss)",
     "google/gemma-3-4b-it": "has a part for images or sounds (gemma3)", "state-spaces/mamba-130m-hf": "keeps a state in place of attention (mamba)",
-    "gpt2": "is of a kind that no formula of the planner counts (gpt2)",
+    "gpt2": "is of a kind that the formulas of the planner do not know (gpt2)",
 }  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def test_what_no_formula_counts_says_so_and_is_not_launched(name: str) -> None:
 def test_a_node_that_has_the_model_has_the_last_word_on_its_kind() -> None:
     _, judged = planned({"model_type": "qwen2_5_vl", "vision_config": {}}, on_nodes=True)
     assert "has a part for images" in judged.seen
-    with pytest.raises(InputError, match="no causal language model"):
+    with pytest.raises(InputError, match="not a causal language model"):
         planned({"model_type": "qwen2_5_vl", "vision_config": {}})
 
 

@@ -88,7 +88,7 @@ def test_measured_on_all() -> None:
     ("changes", "words"),
     [
         ({"measured_at": 1e9 - 31 * DAY_S}, "31 days old"),
-        ({"torch": "2.12.0+cpu"}, "torch 2.12.0+cpu, it has 2.13.0+cpu now"),
+        ({"torch": "2.12.0+cpu"}, "torch 2.12.0+cpu, and the node has 2.13.0+cpu now"),
         ({"torch": "2.13.0+cu130"}, "torch 2.13.0+cu130"),
         ({"model": "~/models/other"}, "another model"),
         ({"method": {"kind": "qlora", "rank": 16, "targets": "all-linear"}}, "another method (qlora, here lora)"),
@@ -102,7 +102,10 @@ def test_measured_on_all() -> None:
         ({"ranks": []}, "damaged: ranks"),
         ({"ranks": [{"local_rank": 0, "step_s": 0.1, "micro_batch_s": 0.1, "token_s": float("nan")}]}, "damaged: ranks.0.token_s"),
         ({"ranks": [{"local_rank": 0, "step_s": -1.0, "micro_batch_s": 0.1, "token_s": 0.1}]}, "damaged: ranks.0.step_s"),
-        ({"ranks": [{"local_rank": n, "step_s": 0, "micro_batch_s": 0, "token_s": 1} for n in (0, 1)]}, "2 processes, it has 1 now"),
+        (
+            {"ranks": [{"local_rank": n, "step_s": 0, "micro_batch_s": 0, "token_s": 1} for n in (0, 1)]},
+            "2 processes, and the node has 1 now",
+        ),
         (
             {"ranks": [{"local_rank": 0, "device_name": "CPU, 4 cores", "step_s": 0, "micro_batch_s": 0, "token_s": 1}]},
             "CPU, 4 cores, now CPU, 8 cores",

@@ -62,7 +62,7 @@ def test_auto_is_ddp_and_says_what_it_costs() -> None:
 
 
 def test_one_rank_sends_nothing_and_an_unknown_model_has_no_figures() -> None:
-    assert "nothing goes over the wire" in Ddp().because(job_of(1))
+    assert "nothing goes over the network" in Ddp().because(job_of(1))
     assert "the gradient's size is not known here" in Ddp().because(job_of(model="org/unknown"))
     assert Ddp().because(job_of(1, cards=2)) == "2 ranks on one machine: nothing goes over the LAN"
 

@@ -59,16 +59,16 @@ def test_it_is_planned_where_nothing_is_wrong() -> None:
         ({"parallel": {"shares": "equal"}}, "no shares of rows", 'shares = "auto"'),
         ({"method": {"dropout": 0.1}}, "draws dropout stage by stage", "dropout = 0"),
         ({"method": {"kind": "lora", "backend": "unsloth"}}, "Unsloth's cannot be divided", 'backend = "transformers"'),
-        ({"method": {"targets": ["q_proj", "lm_head"]}}, "adapters on layers alone, and lm_head is none", "all-linear"),
-        ({"method": {"targets": ["embed_tokens"]}}, "adapters on layers alone, and embed_tokens is none", "all-linear"),
-        ({"method": {"targets": ["layers.3.self_attn.q_proj"]}}, "layers.3.self_attn.q_proj is in some layers alone", "q_proj"),
+        ({"method": {"targets": ["q_proj", "lm_head"]}}, "adapters only on layers, and lm_head is not a layer", "all-linear"),
+        ({"method": {"targets": ["embed_tokens"]}}, "adapters only on layers, and embed_tokens is not a layer", "all-linear"),
+        ({"method": {"targets": ["layers.3.self_attn.q_proj"]}}, "layers.3.self_attn.q_proj is only in some layers", "q_proj"),
         (
             {"method": {"targets": ["q_proj", "model.layers.1.mlp.up_proj", "2.mlp.down_proj"]}},
-            "are in some layers alone",
+            "are only in some layers",
             'strategy = "ddp"',
         ),
         ({"method": {"model_dropout": True}}, "the model's own dropout stage by stage", "leave [method] model_dropout out"),
-        ({"model": "HuggingFaceTB/SmolLM2-1.7B", "method": {"kind": "full"}}, "embeddings that are the head too", 'kind = "lora"'),
+        ({"model": "HuggingFaceTB/SmolLM2-1.7B", "method": {"kind": "full"}}, "embeddings that are also the head", 'kind = "lora"'),
         ({"model": "org/nobody-knows-it"}, "needs the shape of the model, which is not known here", "homelab setup RECIPE"),
     ],
 )
@@ -94,7 +94,7 @@ def test_more_ranks_than_layers_are_refused() -> None:
     assert "the model has 2, and there are 3 ranks" in error.message and error.hint == "leave nodes out with --nodes"
 
 
-NOT_CUT = "the planner does not know what its layers hold, and nobody has compared a mixture in stages with one process"
+NOT_CUT = "the planner does not know its layers, and a mixture in stages was never compared with one process"
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,7 @@ def test_a_node_without_room_for_a_layer_is_left_out_and_said(strategy: str) -> 
     )  # fmt: skip
     plan = make(builders.plan_inputs(builders.cluster(NAMES, nodes=nodes), recipe, {}))
     assert plan.strategy == "pipeline" and [rank.node for rank in plan.ranks] == ["tower", "oldtower"] and "laptop" in plan.left_out
-    assert [choice.because for choice in plan.choices if choice.subject == "node laptop"] == [
-        "not even one layer of the model has room there"
-    ]
+    assert [choice.because for choice in plan.choices if choice.subject == "node laptop"] == ["not even one layer of the model fits there"]
     assert "left out: not even one layer fits on laptop" in plan.warnings
 
 

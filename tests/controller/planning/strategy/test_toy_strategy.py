@@ -90,7 +90,7 @@ def planned(folder: Path, capsys: pytest.CaptureFixture[str], strategy: str, *op
 
 
 def test_the_recipe_names_it_and_plan_prints_it(toy: Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, shown = planned(tmp_path, capsys, toy.name, "--why")
+    code, shown = planned(tmp_path, capsys, toy.name, "--why", "--commands")
     assert code == 0
     assert "toy-pipeline over nccl" in shown
     assert "activations pass through 3 ranks" in " ".join(shown.split())

@@ -214,7 +214,7 @@ def test_a_script_and_unknown_speeds_have_no_time() -> None:
     assert make(healthy.cpu(), script).time is None
     made = make(healthy.cpu(), healthy.recipe())
     because = next(choice.because for choice in made.choices if choice.subject == "time")
-    assert made.time is None and because.startswith("speeds: nothing is known")
+    assert made.time is None and because.startswith("speeds: the speed of the CPUs is not known")
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_the_rows_of_a_typical_batch_are_as_different_as_those_that_were_counted
         ({"sliding_window": 4096}, "transformers", "its config has sliding_window"),
         ({"text_config": {"layer_types": ["full_attention", "sliding_attention"]}}, "transformers", "layers with sliding_attention"),
         ({"attn_logit_softcapping": 50.0}, "transformers", "its config has attn_logit_softcapping"),
-        ({}, "unsloth", "Unsloth has an attention of its own"),
+        ({}, "unsloth", "Unsloth has its own attention"),
     ],
 )
 def test_where_the_worker_pads_the_plan_counts_the_padding(config: dict[str, Any], backend: str, words: str) -> None:

@@ -78,7 +78,7 @@ def test_a_missing_slice_is_named_on_every_node_and_the_one_before_is_taken(run:
         assert "whole by its manifest" in error["message"] and error["where"] == str(
             checkpoints(run, node) / f".{STEP}.corrupt/trainable.safetensors"
         )
-        assert error["hint"].startswith("homelab recover run") and error["hint"].endswith("goes on from the one before, of step 2")
+        assert error["hint"].startswith("homelab recover run") and error["hint"].endswith("continues from the previous one, of step 2")
         assert checkpoint_folder.complete_steps(checkpoints(run, node)) == [2]
     assert_goes_on_from_the_one_before(forks, run, undisturbed)
 

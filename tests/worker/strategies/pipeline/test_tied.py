@@ -46,7 +46,7 @@ def test_a_model_with_other_layers_than_the_plan_ends_every_rank_with_one_messag
     for rank in (0, 1):
         error = harness.error_of(run, 1, rank)
         assert (
-            error["message"] == "the plan cuts 5 layers, and the model has 4"
+            error["message"] == "the plan divides 5 layers, but the model has 4"
             and error["where"] == "[model] name in the recipe"
             and error["hint"]
         )

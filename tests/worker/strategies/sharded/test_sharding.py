@@ -96,7 +96,10 @@ def test_a_wrong_sum_ends_the_run_before_its_first_step(forks: harness.Forks, tm
     codes, output = forks.run(run, 1, [7, 5], strategy="zero2", entry="tests.worker.strategies.sharded.test_sharding:averaging")
     assert codes == [1, 1] and "Traceback" not in output, output
     error = harness.error_of(run, 1)
-    assert error["message"] == "a sum of known numbers over the ranks is wrong on rank 0 (here), rank 1 (here): gradients would be, too"
+    assert (
+        error["message"]
+        == "a sum of known numbers over the ranks is wrong on rank 0 (here), rank 1 (here), so gradients would be wrong, too"
+    )
     assert 'strategy = "ddp"' in error["hint"]
     assert not harness.losses(run, 1)
 

@@ -33,7 +33,7 @@ class MicroBatching:
     @cached_property
     def shape(self) -> Architecture:
         """The model."""
-        assert self.job.shape is not None, "a pipeline is not planned for a model of unknown shape"
+        assert self.job.shape is not None, "a pipeline needs a model of known shape"
         return self.job.shape
 
     @cached_property

@@ -31,7 +31,7 @@ class OneCard:
 
     def against(self, tokens_per_s: float) -> str:
         """In words, beside what the pipeline does."""
-        how = "which has room for all of it"
+        how = "which has room for the whole model"
         if not self.offloaded_bytes and self.tokens_per_s > tokens_per_s:
             return f"stay on {self.node}: alone it does {self.tokens_per_s:.0f} tokens/s, as a pipeline all do {tokens_per_s:.0f}: --nodes {self.node}"
         if self.offloaded_bytes:

@@ -42,7 +42,9 @@ class Pipeline(Divided):
         stages = pipeline_plan.fastest(job)
         planned = pipeline_plan.rank_plans(stages)
         saved = Choice(
-            subject="checkpoints", value="whole", because="every node saves all of it, so that any cut and any strategy goes on from it"
+            subject="checkpoints",
+            value="whole",
+            because="every node saves all of it, so any division and any strategy can continue from it",
         )
         return Assignment(planned, (job.workload.speeds.choice, *pipeline_plan.choices(stages, planned), saved))
 
@@ -67,10 +69,10 @@ class Pipeline(Divided):
             return "the recipe says so"
         names = job.machines.names
         if job.machines.world_size == 1:
-            return "one rank alone: nothing is cut"
+            return "one rank alone: nothing is divided"
         size_bytes = self.step_bytes(job, 1) or 0
         wire = network_cost.wire_between(names, job.throughputs)
-        text = f"each of {job.machines.world_size} ranks holds some of the {job.shape.layers} layers; {network_cost.bytes_text(size_bytes)} per step cross a boundary"
+        text = f"each of {job.machines.world_size} ranks holds some of the {job.shape.layers} layers; {network_cost.bytes_text(size_bytes)} per step go to the next stage"
         return f"{text} at {wire}" if len(names) > 1 else text
 
     def moves_rows(self, job: Job) -> bool:
@@ -94,7 +96,7 @@ class Pipeline(Divided):
 
     def ways_to_room(self, plan: Plan) -> str:
         """The cut is the one that leaves most room."""
-        return "" if len(plan.ranks) == 1 else "a smaller micro_batch, a shorter seq_len or one more machine makes room"
+        return "" if len(plan.ranks) == 1 else "use a smaller micro_batch, a shorter seq_len or one more machine"
 
     def seconds(self, job: TrainingJob, ranks: tuple[RankPlan, ...]) -> TimeEstimate | None:
         return time_estimate(job, self, ranks) if len(ranks) > 1 else super().seconds(job, ranks)
@@ -107,24 +109,24 @@ def _of_stages(job: TrainingJob) -> Fault | None:
         return _without_shape(job)
     if count > shape.layers:
         return (
-            f"has a layer for every rank at least: the model has {shape.layers}, and there are {count} ranks",
+            f"needs at least one layer for every rank: the model has {shape.layers}, and there are {count} ranks",
             "leave nodes out with --nodes",
         )
     if isinstance(recipe.parallel.shares, dict) or recipe.parallel.shares == "equal":
         return "gives every row to every rank, so there are no shares of rows", 'shares = "auto"'
     if recipe.method.kind != "full" and recipe.method.dropout > 0:
         return (
-            "draws dropout stage by stage, which would be another training",
-            "[method] dropout = 0 (another training, too), or another strategy",
+            "draws dropout stage by stage, which would change the training",
+            "[method] dropout = 0 (this changes the training, too), or another strategy",
         )
     if recipe.method.model_dropout:
         return (
-            "would draw the model's own dropout stage by stage, which is another training",
+            "would draw the model's own dropout stage by stage, which changes the training",
             "leave [method] model_dropout out, or another strategy",
         )
     if recipe.method.kind == "full" and shape.tied_embeddings:
         return (
-            "cannot train embeddings that are the head too: they are on the first stage and on the last",
+            "cannot train embeddings that are also the head: they are on the first and the last stage",
             'kind = "lora", or strategy = "zero3"',
         )
     outside = (
@@ -134,7 +136,7 @@ def _of_stages(job: TrainingJob) -> Fault | None:
     )
     if outside:
         return (
-            f"puts adapters on layers alone, and {' and '.join(outside)} is none: only one stage has it",
+            f"puts adapters only on layers, and {' and '.join(outside)} is not a layer: only one stage has it",
             '[method] targets = "all-linear", or another strategy',
         )
     some = (
@@ -144,7 +146,7 @@ def _of_stages(job: TrainingJob) -> Fault | None:
     )
     if some:
         return (
-            f"has something to train on every stage, and {' and '.join(some)} {'is' if len(some) == 1 else 'are'} in some layers alone",
+            f"needs something to train on every stage, and {' and '.join(some)} {'is' if len(some) == 1 else 'are'} only in some layers",
             ('name the modules of every layer in [method] targets (q_proj), or strategy = "ddp"'),
         )
     return None
@@ -197,7 +199,7 @@ def time_estimate(job: TrainingJob, strategy: NetworkCost, planned: Sequence[Ran
     return TimeEstimate(
         is_measured=is_measured(sources.values()) and rows.is_measured, steps=steps, row_tokens=rows.tokens_mean,
         rows_because=rows.because, compute_s=compute_s, wire_s=wire_s, wire_hidden_s=max(0.0, strategy.wire_s(size_bytes, len(order), wire.bytes_per_s) - wire_s),
-        wire_because=f"{network_cost.bytes_text(size_bytes)} cross each boundary in a step, at {wire}; this is what passes do not hide",
+        wire_because=f"{network_cost.bytes_text(size_bytes)} go from stage to stage in a step, at {wire}; this is the part that passes do not hide",
         wire_is_measured=wire.is_measured, wire_measured_ranks=len(order) if wire.is_measured else 0, fill_s=max(0.0, without_wire_s + fixed_s - compute_s),
         step_s=step_s, best_step_s=tokens / sum(alone) + wire_s, equal_step_s=equal_s, tokens_per_s=tokens / step_s,
         efficiency=tokens / step_s / sum(alone), equal_efficiency=tokens / equal_s / sum(alone), save_s=save_s, evaluate_s=evaluate_s,

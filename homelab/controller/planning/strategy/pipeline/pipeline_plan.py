@@ -91,7 +91,7 @@ def choices(stages: StageLayout, planned: Sequence[RankPlan]) -> list[Choice]:
     batching = stages.batching
     times = batching.times(stages.cut.order, stages.cut.layers, stages.in_flight)
     slowest = max(range(len(times)), key=lambda number: times[number].busy_s)
-    passes_because = f"{len(batching.passes)} micro-batches in a step: more of them leave shorter gaps while the stages fill and drain, larger ones compute faster"
+    passes_because = f"{len(batching.passes)} micro-batches in a step: more of them make the gaps shorter while the stages fill and drain, larger ones compute faster"
     reasons = [Choice(subject="micro-batch", value=str(batching.rows), because=passes_because)]
     for number, rank in enumerate(planned[rank] for rank in stages.cut.order):
         stage, memory = rank.stage, rank.memory
@@ -110,7 +110,7 @@ def _does_not_fit(batching: MicroBatching) -> DoesNotFit:
     """The error that names what has no room, and how many layers there is room for."""
     slots, layers = batching.slots, batching.shape.layers
     whole = ranks.scenario_of(batching.job)
-    assert whole is not None, "where no memory is known, everything fits"
+    assert whole is not None, "if no memory is known, everything fits"
     scenario = dataclasses.replace(whole, lacking_of_cut=functools.partial(lacking_bytes, batching.job))
     room = [max(batching.most_layers(rank, stage, _one) for stage in range(batching.stages)) for rank in range(batching.stages)]
     empty = dict.fromkeys(slots[rank].node.name for rank in range(batching.stages) if room[rank] == 0)
@@ -121,7 +121,7 @@ def _does_not_fit(batching: MicroBatching) -> DoesNotFit:
     first = min(sum(room), layers - 1)
     ways = "a shorter seq_len" if batching.job.recipe.method.kind == "qlora" else 'a shorter seq_len, kind = "qlora"'
     return DoesNotFit(
-        f"the {layers} layers do not fit on these machines: there is room for {text}, less what embeddings and head take; layer {first} is the first without a place",
+        f"the {layers} layers do not fit on these machines: there is room for {text}, minus embeddings and head; layer {first} is the first that does not fit",
         where="recipe, [model] name", hint=Hint("{}; {}, or another machine", homelab("plan RECIPE --fit"), ways), scenario=scenario,
     )  # fmt: skip
 

@@ -37,7 +37,7 @@ def alone(cards_gb: list[float]) -> one_card.OneCard | None:
 def test_a_card_with_room_sends_nothing() -> None:
     card = alone([24, 8, 8])
     assert card is not None and (card.node, card.offloaded_bytes) == ("tower", 0)
-    assert "which has room for all of it" in card.against(1e9)
+    assert "which has room for the whole model" in card.against(1e9)
 
 
 def test_what_has_no_room_is_sent_and_costs_time() -> None:
@@ -67,5 +67,5 @@ def test_a_wire_of_1_mbit_is_priced_and_not_refused(cards_gb: list[float], stays
     # 32 rows of 1024 tokens of 5120 values of 2 bytes: 336 MB each way at 125 kB/s
     assert plan.time.step_s > 336e6 / MBIT and plan.time.wire_s > 0.9 * plan.time.step_s
     text = "\n".join(plan.time.verdict)
-    assert "the wire takes more than 10% of a step" in text
+    assert "the network takes more than 10% of a step" in text
     assert ("stay on tower" in text and "--nodes tower" in text) is stays
