@@ -53,8 +53,8 @@ def _command(name: str) -> Any:
 
 
 def contacting() -> list[str]:
-    """The commands that take a cluster, but for `init`, which looks for machines itself."""
-    return [name for name in NAMES if name != "init" and "cluster" in inspect.signature(_command(name)).parameters]
+    """The commands that take a cluster, but for `init`, which looks for machines itself, and `new`, for which the example is no cluster."""
+    return [name for name in NAMES if name not in ("init", "new") and "cluster" in inspect.signature(_command(name)).parameters]
 
 
 @pytest.mark.parametrize("name", [name for name in contacting() if name != "export"])
@@ -63,6 +63,11 @@ def test_no_command_contacts_a_machine_of_the_example(folder: Path, capsys: pyte
     assert main.run([name, *words]) == EXIT_INPUT, capsys.readouterr()
     said = capsys.readouterr().err
     assert "the example file of homelab" in said and "fix:   homelab init" in said, said
+
+
+def test_a_recipe_is_written_as_if_there_were_no_cluster(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["new", "chats.jsonl", "--model", "Qwen/Qwen3-0.6B"]) == EXIT_DONE
+    assert "Next: homelab init" in capsys.readouterr().out
 
 
 def test_a_plan_of_the_example_without_machines_is_made(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

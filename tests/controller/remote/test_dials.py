@@ -16,6 +16,7 @@ from homelab.controller.checks.network import bandwidth, connectivity
 from homelab.controller.features.preflight import link_tests
 from homelab.controller.remote.fanout import Fleet
 from homelab.node import verbs
+from homelab.shared.protocol.message import Message, as_json
 from tests.controller.checks import healthy
 
 pytestmark = pytest.mark.timeout(30)
@@ -32,9 +33,9 @@ class Node:
     def agent(self, name: str) -> Node:
         return Node(self.answer, name)
 
-    def open(self, verb: str, request: dict[str, Any]) -> Node:
+    def open(self, verb: str, request: Message) -> Node:
         assert verb == "meet"
-        self._say(self.answer(self.name, request))
+        self._say(self.answer(self.name, as_json(request)))
         return self
 
     def write(self, line: bytes) -> None:
