@@ -66,7 +66,7 @@ def test_a_name_that_a_node_made_up_is_no_path_and_no_command(
     ("words", "message", "fix"),
     [
         (["card", "--cluster", "two.toml"], "which node's card? two.toml has tower, laptop", "homelab bench card --cluster two.toml tower"),
-        (["card", "towr"], 'no node is called "towr". Did you mean "tower"?', "homelab preflight"), (["card", "--method", "dora"], "no method 'dora'", "--method lora"),
+        (["card", "towr"], 'no node is called "towr". Did you mean "tower"?', "homelab preflight"), (["card", "--method", "dora"], "'dora' is no method", "--method lora"),
         (["suite.toml"], "there is no suite here", "recipes/bench/"), (["--dry-run", "suite.toml"], "there is no suite here", "recipes/bench/"),
         (["suite", "suite.toml"], "there is no suite here", "recipes/bench/"),
     ],

@@ -179,7 +179,7 @@ def listener(desk: Desk, node: str, port: int) -> Iterator[None]:
 def test_a_stranger_on_the_rendezvous_port(desk: Desk) -> None:
     with listener(desk, "node1", 29500):
         (found,) = findings(desk, "--only", "network", code=1)
-        assert found["node"] == "node1" and "the rendezvous port 29500 is held by" in found["message"]
+        assert found["node"] == "node1" and "the rendezvous port 29500 is in use by" in found["message"]
         assert "create_server" in found["message"], "the process is named"
         assert "port = 29501" in found["hint"] and "kill " in found["hint"]
         error = complaint(desk, "launch", "script.toml", code=1)
@@ -200,7 +200,7 @@ def test_data_that_is_missing_on_a_node_or_another_there(desk: Desk) -> None:
     assert found_one["node"] == "node2" and "scp" in found_one["hint"]
     (home(desk, "node2") / name).write_text(row + "\n")
     (found_other,) = findings(desk, "on-node.toml", "--only", "data", "--skip", "data.enough", code=1)
-    assert "is not the one of node1" in found_other["message"]
+    assert "differs from that of node1" in found_other["message"]
     complaint(desk, "launch", "on-node.toml", "--skip", "model", code=1, as_json=False)
     (home(desk, "node2") / name).write_text(row)
     findings(desk, "on-node.toml", "--only", "data", "--skip", "data.enough", code=0)

@@ -128,10 +128,10 @@ def test_ctrl_c_ends_the_watching(desk: Desk, cli_lab: Lab) -> None:
     )  # fmt: skip
     shown = b""
     deadline = time.monotonic() + 60
-    while b"looking again" not in shown and time.monotonic() < deadline:
+    while b"repeating" not in shown and time.monotonic() < deadline:
         if select.select([controller], [], [], 0.2)[0]:
             shown += os.read(controller, 65536)
-    assert b"looking again" in shown
+    assert b"repeating" in shown
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=20)
     os.close(controller)

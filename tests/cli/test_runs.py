@@ -96,7 +96,7 @@ def test_a_run_that_is_not_clear(launched: tuple[Desk, str]) -> None:
     shutil.copytree(desk.folder / "runs" / run, other)
     for verb in VERBS[:2]:
         error = complaint(desk, *with_run(verb, run[:10]), code=2, as_json=False)
-        assert "can mean 2 runs" in error["message"] and run in error["where"] and "homelab runs" in error["hint"]
+        assert "matches 2 runs" in error["message"] and run in error["where"] and "homelab runs" in error["hint"]
     shutil.rmtree(other)
     shutil.copytree(desk.folder / "runs" / run, desk.folder / "runs" / f"{run} (copy)")
     assert desk.json("status")["run"] == run, "a copy under a name of its own is no run"

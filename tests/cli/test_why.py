@@ -69,7 +69,7 @@ def test_from_the_failure_to_the_next_attempt(failed: tuple[Desk, str]) -> None:
     copy.write_text("print('mended')\n")
     recovered = desk.homelab("recover", run, "--from-scratch", "--skip", "collective").stdout
     assert f"{own} was changed since the launch: " in recovered and "to train with the new one: homelab launch script.toml" in recovered
-    assert "train.py had been changed on node2: it was sent again" in recovered and copy.read_text() == SCRIPT
+    assert "train.py had been changed on node2: the original was sent again" in recovered and copy.read_text() == SCRIPT
     wait_until(lambda: desk.json("status", run)["state"] in ("starting", "running"), 30)
     on = desk.homelab("why", run).stdout
     assert f"attempt 1 of {run} failed; first: rank 1 on node2" in on and "in attempt 2" in on

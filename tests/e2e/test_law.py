@@ -130,7 +130,7 @@ def test_measured_shares_move_rows_and_the_next_plan_knows_the_speeds(desk: Desk
     assert_lawful(run, reference, head="node1")
     moved = [event["text"] for event in desk.json("status", run.name)["events"] if "of the tokens" in event["text"]]
     assert "the speeds are measured now" in moved[0]
-    assert any("(node2) is" in text and "as slow as believed" in text for text in moved[1:]), moved
+    assert any("(node2) is" in text and "as slow as expected" in text for text in moved[1:]), moved
 
     plan = desk.json("plan", "auto.toml", "--no-dry-run")
     speeds = {rank["node"]: rank["speed"]["token_s"] for rank in plan["ranks"]}

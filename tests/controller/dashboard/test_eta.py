@@ -40,7 +40,7 @@ def test_saving_and_evaluating_come_between_steps() -> None:
 
 def test_after_rows_moved_only_the_new_pace_counts() -> None:
     lines = run([9.0] * 12 + [3.0] * 6)
-    moved = Metric(kind="shares", attempt=1, step=12, message="after step 12: rank 1 (laptop) is 3.00 times as slow as believed")
+    moved = Metric(kind="shares", attempt=1, step=12, message="after step 12: rank 1 (laptop) is 3.00 times as slow as expected")
     assert eta_s([*lines, moved], 18, 100) == pytest.approx(82 * 3.0)
     of_before = moved.replace(attempt=0)
     left_s = eta_s([*lines, of_before], 18, 100)

@@ -142,7 +142,7 @@ def test_rows_that_move_between_ranks_are_events() -> None:
         "attempt": 1,
         "rank": 0,
         "step": 400,
-        "message": "after step 400: rank 1 (laptop) is 3.00 times as slow as believed",
+        "message": "after step 400: rank 1 (laptop) is 3.00 times as slow as expected",
     }
     raw = sample.raw_reply("tower", 0, 412)
     raw["run"]["ranks"]["0"]["metrics"].append(moved)

@@ -50,7 +50,7 @@ COMMANDS = {
     "chat": ["chat", builders.RUN, "--prompt", "hello"], "stop": ["stop", builders.RUN], "orphans": ["stop", "--orphans"],
     "preflight": ["preflight", *(word for check in _CHECKS for word in ("--only", check))], "doctor": ["doctor", "laptop"],
     "adopt": ["status", "--runs-dir", "elsewhere", builders.RUN], "adopt and recover": ["recover", "--runs-dir", "elsewhere2", builders.RUN, "--yes", "--no-supervise"],
-    "plan": ["plan", "recipe.toml", "--no-dry-run"], "launch": ["launch", "recipe.toml", "--dry-run", "--nodes", "laptop", *SKIPPED],
+    "new": ["new", "train.jsonl", "--model", "~/models/smol", "--output", "new.toml"], "plan": ["plan", "recipe.toml", "--no-dry-run"], "launch": ["launch", "recipe.toml", "--dry-run", "--nodes", "laptop", *SKIPPED],
     "run": ["run", "--dry-run", *SKIPPED, "--", "train.py"],
     "setup": ["setup", "--check"], "teardown": ["teardown", "--yes"], "prune": ["runs", "--prune", "--yes", "--keep", "0"],
     "track": ["track", "--once", "--to", "wandb", builders.RUN], "compare": ["compare", builders.RUN, OTHER],
@@ -58,7 +58,7 @@ COMMANDS = {
 }  # fmt: skip
 # Command -> why no lie is told to it here.
 NOT_SWEPT = {
-    "explain": "asks no node", "schema": "asks no node", "demo": "its nodes are its own", "lab": "its nodes are its own", "export": "asks no node",
+    "explain": "asks no node", "data": "asks no node", "schema": "asks no node", "demo": "its nodes are its own", "lab": "its nodes are its own", "export": "asks no node",
     "trust": "asks for host keys alone (test_hostkeys.py)",
     "gguf": "makes as merge does, brings as fetch does", "push": "brings the model as fetch does, then asks the hub", "tensorboard": "asks as track does, and serves until Ctrl-C",
     "bench": "launches, follows and reports as launch, status and report do", "supervise": "looks as status does and recovers as recover does, as long as a run lives",

@@ -78,11 +78,11 @@ def test_a_throttled_rank_gives_its_rows_to_the_others_within_a_few_steps() -> N
     together = [cluster.step(lognormal(draw)) for _ in range(30)]
     assert together[0] < 0.7
     assert min(together[8:]) > 0.9
-    assert cluster.changes and cluster.changes[0].startswith("rank 0 is") and "as slow as believed" in cluster.changes[0]
+    assert cluster.changes and cluster.changes[0].startswith("rank 0 is") and "as slow as expected" in cluster.changes[0]
     cluster.true[0] = cluster.true[0].slower(1 / 3)
     cluster.changes.clear()
     together = [cluster.step(lognormal(draw)) for _ in range(30)]
-    assert min(together[8:]) > 0.9 and "rank 0 is" in cluster.changes[0] and "as fast as believed" in cluster.changes[0]
+    assert min(together[8:]) > 0.9 and "rank 0 is" in cluster.changes[0] and "as fast as expected" in cluster.changes[0]
 
 
 SHORT = [speed.slower(1 / 30) for speed in TRUE]  # steps of tens of milliseconds
@@ -120,7 +120,7 @@ def test_steps_of_milliseconds_answer_a_slowed_rank_within_seconds() -> None:
         steps += 1
         assert passed_s < 8.0, f"no answer after {steps} steps"
         cluster.step(FEW)
-    assert cluster.changes[0].startswith("rank 0 is") and "as slow as believed" in cluster.changes[0]
+    assert cluster.changes[0].startswith("rank 0 is") and "as slow as expected" in cluster.changes[0]
 
 
 def test_rows_that_were_moved_stay_for_a_while() -> None:

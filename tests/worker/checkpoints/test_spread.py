@@ -127,7 +127,7 @@ def test_a_whole_copy_with_other_weights_is_replaced_by_what_most_hold(run: Path
     copies = {content(checkpoints(run, node) / "step-00000004")["optimizer.pt"] for node in dict.fromkeys(PLACES)}
     assert len(copies) == 1
     notes = [line["message"] for rank in range(4) for line in harness.lines(run, 2, rank, "metrics.jsonl", "note")]
-    assert any("on damaged is set aside" in note and "not those of whole, without" in note for note in notes), notes
+    assert any("on damaged is set aside" in note and "differ from those of whole, without" in note for note in notes), notes
 
 
 def test_what_was_chosen_before_the_start_counts_more_than_the_votes_of_those_that_take_part(run: Path, forks: harness.Forks) -> None:

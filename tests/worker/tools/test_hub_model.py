@@ -43,7 +43,7 @@ CASES: dict[str, tuple[str, str | None, str, str, str, str]] = {
     "a gate": ("org/gated", None, "hub", "fail", "only to users who accepted its terms", "accept the terms at https://huggingface.co/org/gated"),
     "a bad token": ("org/refused", None, "hub", "fail", "does not accept this token", "https://huggingface.co/settings/tokens"),
     "busy": ("org/busy", None, "hub", "warn", "does not answer for org/busy now (503)", "wait a minute"),
-    "a part is missing": ("org/cut", None, "hub", "fail", "names model-00002-of-00002.safetensors, and there is no such file", "[model] revision"),
+    "a part is missing": ("org/cut", None, "hub", "fail", "names model-00002-of-00002.safetensors, but there is no such file", "[model] revision"),
     "adapters": ("org/adapters", None, "kind", "fail", "they belong to Qwen/Qwen3-0.6B", '[model] name = "Qwen/Qwen3-0.6B"'),
     "GGUF": ("org/tiny-GGUF", None, "kind", "fail", "holds GGUF files", "perhaps org/tiny"),
     "a newer type": ("org/newer", None, "kind", "fail", "does not know models of type qwen9", "homelab setup --upgrade"),

@@ -75,7 +75,7 @@ def test_a_missing_slice_is_named_on_every_node_and_the_one_before_is_taken(run:
         assert error["message"].startswith(
             "trainable.safetensors of the checkpoint has 42 tensors, and optimizer.pt is that of 56: a part of the model is missing"
         )
-        assert "whole by its manifest" in error["message"] and error["where"] == str(
+        assert "complete by its manifest" in error["message"] and error["where"] == str(
             checkpoints(run, node) / f".{STEP}.corrupt/trainable.safetensors"
         )
         assert error["hint"].startswith("homelab recover run") and error["hint"].endswith("continues from the previous one, of step 2")
