@@ -73,7 +73,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(arguments: list[str], 
 
 def test_with_nobody_to_ask_the_command_is_named(quiet_desk: Desk) -> None:
     said = quiet_desk.homelab("new", code=2).stderr
-    assert "error: there is nobody to ask for the data" in said and "fix:   homelab new DATA --model org/name" in said
+    assert "error: there is no terminal to ask for the data" in said and "fix:   homelab new DATA --model org/name" in said
 
 
 def test_data_shows_rows_and_counts(quiet_desk: Desk) -> None:

@@ -1,4 +1,5 @@
-"""metrics.jsonl of the controller: every step once, whoever writes it, and what was done again replaces what came before."""
+"""metrics.jsonl of the controller: every step once, whoever writes it, and what was done again replaces what came before."""from homelab.shared.protocol.run_requests import PollRequest
+
 
 from __future__ import annotations
 
@@ -89,9 +90,9 @@ def test_what_came_before_an_attempt_is_asked_for_where_it_never_came_here(paths
         class cluster:
             nodes = (type("Node", (), {"name": "node2"}),)
 
-        def ask(self, verb: str, request: dict[str, Any], **_: Any) -> Any:
-            asked.append(request["before"])
-            rank = {"metrics": [train(2, 41)], "before": curve if request["before"] else []}
+        def ask(self, verb: str, request: PollRequest, **_: Any) -> Any:
+            asked.append(request.before)
+            rank = {"metrics": [train(2, 41)], "before": curve if request.before else []}
             answer = {"node": "node2", "time": 1.0, "run": {"name": paths.name, "attempt": 2, "ranks": {"0": rank}}}
             return {"node2": answer}, {}
 

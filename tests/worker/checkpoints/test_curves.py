@@ -68,7 +68,7 @@ def test_a_checkpoint_of_before_has_no_curves_and_says_so(tmp_path: Path) -> Non
 def test_the_card_tells_the_whole_run_in_few_rows_and_names_no_folder_of_a_machine(tmp_path: Path) -> None:
     curves = after(tmp_path, 100, tracking={"eval_every_steps": 2})
     card = model_card(task(tmp_path), curves, 100, is_moved_by_peft=False)
-    assert "PEFT without homelab" not in card and "PEFT alone" in model_card(task(tmp_path), curves, 100, is_moved_by_peft=True)
+    assert "PEFT without homelab" not in card and "PEFT without homelab" in model_card(task(tmp_path), curves, 100, is_moved_by_peft=True)
     rows = [line for line in card.splitlines() if line.startswith("| ") and "loss per token" not in line]
     assert rows == [
         "| held-out rows, step 0 (before training) | 5.5000 | 244.69 |",

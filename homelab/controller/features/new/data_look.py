@@ -142,7 +142,7 @@ def _tokenizer(model: Model) -> str | None:
 
 
 def _asked(question: dict[str, object]) -> SampleResult:
-    command = [sys.executable, "-m", "homelab.worker.tools.data_sample"]
+    command = [sys.executable, "-P", "-m", "homelab.worker.tools.data_sample"]
     try:
         done = subprocess.run(
             command, input=json.dumps(question), capture_output=True, text=True, timeout=_LIMIT_S, errors="replace", env=dict(os.environ)

@@ -150,7 +150,12 @@ def test_a_file_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("", "empty"), ("nonsense\n", "no JSON object"), ('{"chosen": "a", "rejected": "b"}\n', "preference"), ('{"a": 1}\n', "the row has")],
+    [
+        ("", "empty"),
+        ("nonsense\n", "not a JSON object"),
+        ('{"chosen": "a", "rejected": "b"}\n', "preference"),
+        ('{"a": 1}\n', "the row has"),
+    ],
 )
 def test_rows_that_no_training_reads_are_refused_and_nothing_is_written(content: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"

@@ -24,5 +24,5 @@ def test_a_collective_test_that_cannot_be_planned_leaves_the_findings(monkeypatc
     monkeypatch.setattr(gather, "facts", looked)
     monkeypatch.setattr(gather, "with_links", looked)
     found = preflight.look(cast(Fleet, None), None, [], skip=(), test_collective="always", run_name=named)
-    assert found.refused is not None and "NCCL_BUFFSIZE is not the same on tower and laptop" in found.refused.message
+    assert found.refused is not None and "NCCL_BUFFSIZE differs between tower and laptop" in found.refused.message
     assert {"gpu", "network"} <= {finding.subject for finding in found.findings}

@@ -14,6 +14,7 @@ from homelab.controller.features.setup import cache, uv_program, wheelhouse
 from homelab.controller.features.setup.platform import platform_of
 from homelab.controller.features.setup.requirements import Lock, Package
 from homelab.controller.features.setup.supply import Supply, is_public
+from homelab.shared.protocol.setup_messages import PieceRequest
 from tests import builders
 from tests.controller.features.setup.test_setup_plan import state
 
@@ -28,15 +29,15 @@ class Agent:
         self.node, self.error = builders.cluster().node("laptop"), error
         self.used: list[tuple[str, str]] = []
 
-    def ask(self, verb: str, request: dict[str, Any], **_: object) -> dict[str, Any]:
-        self.used.append((verb, request["name"]))
+    def ask(self, verb: str, request: PieceRequest, **_: object) -> dict[str, Any]:
+        self.used.append((verb, request.name))
         if self.error:
             raise self.error
-        return {"have": request["size"]}
+        return {"have": request.size}
 
-    def send(self, verb: str, request: dict[str, Any], body: bytes, **_: object) -> dict[str, Any]:
-        self.used.append((verb, request["name"]))
-        return {"have": request["offset"] + len(body)}
+    def send(self, verb: str, request: PieceRequest, body: bytes, **_: object) -> dict[str, Any]:
+        self.used.append((verb, request.name))
+        return {"have": request.offset + len(body)}
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def test_what_cannot_be_fetched_is_listed_with_sizes(tmp_path: Path, monkeypatch
     package = Package(name="a", version="1.0", sha256="ab" * 32, wheel=WHEEL, url=(tmp_path / WHEEL).as_uri(), size_bytes=1_500_000)
     platform: Platform = platform_of("n", state(), "3.11")
     with pytest.raises(
-        HomelabError, match=r"not on this machine, and cannot be fetched \(1\.5 MB in all\): a 1\.0 \(1\.5 MB\): pip says: "
+        HomelabError, match=r"not on this machine, and cannot be fetched \(1\.5 MB in total\): a 1\.0 \(1\.5 MB\): pip says: "
     ) as refused:
         wheelhouse.fetch(Lock(packages=(package,)), platform)
     assert "homelab setup" in str(refused.value.hint) and not list((tmp_path / "homelab/setup/wheels").glob("*"))
