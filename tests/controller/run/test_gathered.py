@@ -1,5 +1,4 @@
-"""metrics.jsonl of the controller: every step once, whoever writes it, and what was done again replaces what came before."""from homelab.shared.protocol.run_requests import PollRequest
-
+"""metrics.jsonl of the controller: every step once, whoever writes it, and what was done again replaces what came before."""
 
 from __future__ import annotations
 
@@ -14,6 +13,7 @@ from homelab.controller.planning.types import Plan
 from homelab.controller.run.metric_keys import key, undone
 from homelab.controller.run.metrics import Gathered
 from homelab.controller.run.paths import RunPaths
+from homelab.shared.protocol.run_requests import PollRequest
 
 pytestmark = pytest.mark.timeout(20)
 
