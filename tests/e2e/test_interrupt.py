@@ -25,11 +25,11 @@ LAUNCH = ("launch", "sleeper.toml", "--nodes", "node1,node2", "--skip", "collect
 # What it says, or which module it has just imported (PYTHONPROFILEIMPORTTIME says that), and how long after that, in seconds.
 MOMENTS = [
     ("import typer.core", 0.0),
-    pytest.param("import homelab.cli.run_command", 0.0, marks=pytest.mark.thorough),
+    pytest.param("import homelab.cli.launch", 0.0, marks=pytest.mark.thorough),
     pytest.param("import paramiko.transport", 0.0, marks=pytest.mark.thorough),
     (". asking", 0.0),
     pytest.param(". asking", 0.3, marks=pytest.mark.thorough),
-    pytest.param(". dialling", 0.05, marks=pytest.mark.thorough),
+    pytest.param(". connecting", 0.05, marks=pytest.mark.thorough),
     pytest.param(". run", 0.0, marks=pytest.mark.thorough),
     pytest.param(". shipping", 0.02, marks=pytest.mark.thorough),
     (". starting torchrun", 0.0),

@@ -196,7 +196,7 @@ def _missing_text(result: CollectiveResult, states: list[RankState]) -> str:
 
 
 def innermost(stack: Collection[str]) -> str:
-    """'smoke.py, line 97 in measure': the innermost frame of the thread that the signal met (faulthandler: most recent call first)."""
+    """'collective_check.py, line 97 in measure': the innermost frame of the thread that the signal met (faulthandler: most recent call first)."""
     lines = list(stack)
     starts = [place for place, line in enumerate(lines) if line.startswith("Current thread")]
     for line in lines[starts[-1] + 1 :] if starts else lines:
