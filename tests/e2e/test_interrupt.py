@@ -25,7 +25,7 @@ LAUNCH = ("launch", "sleeper.toml", "--nodes", "node1,node2", "--skip", "collect
 # What it says, or which module it has just imported (PYTHONPROFILEIMPORTTIME says that), and how long after that, in seconds.
 MOMENTS = [
     ("import typer.core", 0.0),
-    pytest.param("import homelab.cli.launch", 0.0, marks=pytest.mark.thorough),
+    pytest.param("import homelab.cli.run_command", 0.0, marks=pytest.mark.thorough),
     pytest.param("import paramiko.transport", 0.0, marks=pytest.mark.thorough),
     (". asking", 0.0),
     pytest.param(". asking", 0.3, marks=pytest.mark.thorough),
