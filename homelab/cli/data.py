@@ -24,6 +24,7 @@ def command(
 ) -> int:
     """Show what the rows of a file are, how long they are, and which part of them is learned. Asks no node."""
     from homelab.cli import row_preview
+    from homelab.controller.base.shell import file_word
     from homelab.controller.features.new import data_look
     from homelab.shared.protocol.message import as_json as as_json_value
 
@@ -35,10 +36,12 @@ def command(
         common.print_json(as_json_value(file))
         return EXIT_DONE
     terminal.echo(row_preview.summary(data, file))
+    if not file.tokens_sampled and sample.tokenizer is None:
+        terminal.echo(f"note: tokens are not counted: {data_look.why_not_counted(model)}")
     if sample.tokenizer is not None:
         terminal.echo(f"note: {sample.tokenizer.message}: {sample.tokenizer.hint}")
     if file.previews:
         terminal.echo()
         row_preview.show(file)
-    terminal.echo(f"Next: homelab new {data}")
+    terminal.echo(f"Next: homelab new {file_word(str(data))}")
     return EXIT_DONE

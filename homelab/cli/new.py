@@ -30,16 +30,17 @@ def command(
 ) -> int:
     """Look at the data, the machines and the model, and write a recipe with the reason of each value. Run again, it keeps your edits."""
     from homelab.controller.features.new import new_recipe
+    from homelab.controller.features.new.training_choice import Wish
 
     data, model = _asked_for(data, model, yes)
-    wish = new_recipe.Wish(data, model, output or Path(_name(data)), offline)
+    wish = Wish(data, model, output or Path(_name(data)), offline)
     with common.progress(as_json) as say:
         made = new_recipe.make(wish, _cluster(cluster), say)
     if as_json:
         common.print_json(_document(made, wish.output))
     else:
         _print(made, wish.output, common.same_options(cluster))
-    return 0 if made.chosen.fits else 1
+    return made.verdict.exit_code
 
 
 def _asked_for(data: str, model: str, yes: bool) -> tuple[str, str]:
@@ -69,29 +70,30 @@ def _name(data: str) -> str:
 
 
 def _cluster(path: Path) -> Cluster | None:
-    """The cluster; None without a file, or with the example that homelab ships."""
+    """The cluster; None if nobody has named one and none is found, or for the example that homelab ships."""
     from homelab.controller.config.example import is_example
 
-    return None if not path.exists() or is_example(path.read_bytes()) else common.described_cluster(path)
+    if path == common.DEFAULT_CLUSTER and not path.exists():
+        return None
+    cluster = common.described_cluster(path)
+    return None if is_example(path.read_bytes()) else cluster
 
 
 def _print(made: NewRecipe, file: Path, options: str) -> None:
     from homelab.cli import row_preview
-    from homelab.controller.base.shell import file_word
-    from homelab.controller.planning import verdict
+    from homelab.controller.base.hint import for_recipe, with_options
     from homelab.controller.planning.render import answer
+
+    def named(hint: str) -> str:
+        return for_recipe(with_options(hint, lambda name: options), str(file))
 
     chosen = made.chosen
     how = {"lora": "as adapters", "qlora": "as adapters on a base in 4 bits", "full": "with all its weights"}[chosen.recipe.method.kind]
     wrote = "Wrote" if made.is_changed else "Nothing to change in"
     terminal.echo(f"{wrote} {file}: {chosen.recipe.model.name} learns {made.rows.count} rows {how}.")
-    if chosen.plan is not None:
-        judged = verdict.of(chosen.plan, chosen.recipe, inputs=made.seen.inputs)
-        terminal.echo(answer.of(chosen.plan, judged))
-        if not judged.runs:
-            terminal.echo(f"First: {judged.edit}")
-    elif chosen.error is not None:
-        terminal.echo(f"It cannot run: {chosen.error.message}\nFirst: {chosen.error.hint}")
+    terminal.echo(answer.of(chosen.plan, made.verdict) if chosen.plan is not None else f"{made.verdict.title}: {made.verdict.seen}")
+    if not made.verdict.runs:
+        terminal.echo(f"First: {named(made.verdict.edit)}")
     if made.seen.file is not None and made.seen.file.previews:
         terminal.echo()
         row_preview.show(made.seen.file)
@@ -100,21 +102,17 @@ def _print(made: NewRecipe, file: Path, options: str) -> None:
         terminal.echo(f"yours: {one.place} stays as you wrote it; homelab would take {one.value}: {one.reason}")
     for note in made.seen.notes:
         terminal.echo(f"note: {note}")
-    word = file_word(str(file))
-    following = f"{'launch' if chosen.fits else 'plan'} {word}" if made.seen.has_cluster else "init"
-    if chosen.fits and any(not facts.python.packages.get("torch") for facts in made.seen.inputs.facts.values()):
-        following = f"setup --recipe {word}"
-    terminal.echo(f"Next: homelab {following}{options}")
+    terminal.echo(f"Next: {named(made.following)}")
 
 
 def _document(made: NewRecipe, file: Path) -> dict[str, object]:
-    """{"file", "written", "fits", "hours", "decisions": [{"key", "value", "reason"}], "kept": [key, ...], "rows": {...}, "notes": [...]}."""
+    """{"file", "written", "verdict", "hours", "decisions": [{"key", "value", "reason"}], "kept": [key, ...], "rows": {...}, "notes": [...]}."""
     from dataclasses import asdict
 
     chosen = made.chosen
     return {
-        "file": str(file), "written": made.is_changed, "fits": chosen.fits, "hours": chosen.hours,
+        "file": str(file), "written": made.is_changed, "verdict": made.verdict.as_dict(), "hours": chosen.hours,
         "decisions": [{"key": one.place, "value": one.value, "reason": one.reason} for one in chosen.decisions],
         "kept": [one.place for one in made.text.kept], "rows": asdict(made.rows),
-        "error": chosen.error.as_dict() if chosen.error else None, "notes": list(made.seen.notes),
+        "next": str(made.following.for_recipe(str(file))), "notes": list(made.seen.notes),
     }  # fmt: skip

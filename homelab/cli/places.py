@@ -52,6 +52,7 @@ def _home(variable: str, otherwise: str) -> Path:
 def _is_trusted(file: Path) -> bool:
     """Whether it is there, and this person's or root's: in a folder that others may write to, such as /tmp, it would be somebody's trap."""
     try:
-        return file.is_file() and file.stat().st_uid in (os.getuid(), 0)
+        # A link, too: somebody's may lead to a file of this person that is about other machines.
+        return file.is_file() and {file.lstat().st_uid, file.stat().st_uid} <= {os.getuid(), 0}
     except OSError:
         return False

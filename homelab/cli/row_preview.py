@@ -18,7 +18,7 @@ def summary(data: Path, file: FileSample) -> str:
     """The answer in one line: how many rows of which form, and how long they are."""
     rows = f"{file.rows_read}{'' if file.whole else ' and more'} rows, read as {file.read_as}"
     if not file.tokens_sampled:
-        return f"{data}: {rows}. Tokens are not counted without the model: --model FOLDER"
+        return f"{data}: {rows}."
     learned = f"{file.loss_tokens / max(1, file.sum_tokens):.0%} of the tokens are learned"
     return f"{data}: {rows}; {file.median_tokens} tokens in the middle, the longest has {file.longest_tokens}; {learned}."
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from scripts.practice import prepared_commands
 from scripts.practice.desk import Desk
 from tests.cli.conftest import complaint
 
@@ -36,17 +38,26 @@ def test_on_practice_nodes_the_recipe_is_written_shown_and_planned(desk: Desk) -
     assert desk.json("plan", "mine.toml")["verdict"]["runs"] is True
     (desk.folder / "mine.toml").write_text(re.sub(r"epochs = \d+", "epochs = 4", written, count=1))
     again = desk.json("new", "mine.jsonl", "--model", MODEL)
-    assert again["kept"] == ["train.epochs"] and again["fits"] and not again["written"]
+    assert again["kept"] == ["train.epochs"] and again["verdict"]["runs"] and not again["written"]
 
 
 def test_without_a_cluster_and_without_a_model(quiet_desk: Desk) -> None:
     (quiet_desk.folder / "cluster.toml").unlink()
     quiet_desk.write("mine.jsonl", chats(60))
-    found = quiet_desk.json("new", "mine.jsonl", "--yes")
-    assert found["fits"] and "homelab init" in found["notes"][0]
-    assert next(one["value"] for one in found["decisions"] if one["key"] == "model.name").startswith("Qwen/")
-    said = quiet_desk.homelab("new", "mine.jsonl").stdout
+
+    def typed(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HOMELAB_")}
+        return prepared_commands.run(arguments, cwd=quiet_desk.folder, env=environment | {"HOME": str(quiet_desk.folder)}, timeout_s=60)
+
+    found = json.loads(typed("new", "mine.jsonl", "--yes", "--json").stdout)
+    assert found["verdict"]["runs"] and "homelab init" in found["notes"][0] and found["next"] == "homelab init"
+    decided = {one["key"]: one["value"] for one in found["decisions"]}
+    assert decided["model.name"].startswith("Qwen/") and "train.precision" not in decided, "nobody knows the card"
+    said = typed("new", "mine.jsonl").stdout
     assert said.startswith("Nothing to change in mine.toml") and said.splitlines()[-1] == "Next: homelab init"
+    assert "there is no cluster.toml here" in typed("new", "mine.jsonl", "--cluster", "mine.cluster").stderr, (
+        "a name that was typed is meant"
+    )
 
 
 def test_a_cluster_that_is_off_is_believed_and_said(quiet_desk: Desk) -> None:
@@ -83,3 +94,10 @@ def test_data_shows_rows_and_counts(quiet_desk: Desk) -> None:
     if MODEL:
         file = quiet_desk.json("data", "mine.jsonl", "--model", MODEL, "--rows", "2")
         assert len(file["previews"]) == 2 and 0 < file["loss_tokens"] < file["sum_tokens"]
+
+
+def test_a_model_that_nobody_knows_is_not_judged_and_what_was_meant_is_named(quiet_desk: Desk) -> None:
+    quiet_desk.write("mine.jsonl", chats(60))
+    said = quiet_desk.homelab("new", "mine.jsonl", "--model", "Qwen/Qwen3-4BB", "--offline", code=1).stdout
+    assert "Not judged: Qwen/Qwen3-4BB" in said and '[model] name = "Qwen/Qwen3-4B" (did you mean that?)' in said
+    assert said.splitlines()[-1].startswith("Next: homelab preflight mine.toml")

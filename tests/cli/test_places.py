@@ -67,6 +67,15 @@ def test_a_cluster_above_that_is_somebody_elses_is_passed_over(home: Path) -> No
     assert places.cluster() == Path("cluster.toml")
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a link away")
+def test_a_link_above_that_is_somebody_elses_is_passed_over(home: Path) -> None:
+    put(home / "other")
+    (home / "project" / "cluster.toml").symlink_to(home / "other" / "cluster.toml")
+    assert places.cluster() == home / "project" / "cluster.toml"
+    os.lchown(home / "project" / "cluster.toml", 12345, 12345)
+    assert places.cluster() == Path("cluster.toml")
+
+
 def test_the_next_command_finds_the_same_files_by_itself(home: Path) -> None:
     put(home / "project")
     assert common.same_options(places.cluster(), places.runs()) == ""

@@ -71,7 +71,15 @@ _MOST_CHARACTERS = 1 << 20  # a long one has ten thousand; /dev/zero has no end
 
 def load_recipe(path: Path) -> Recipe:
     """The recipe of `path`. Raises InputError with all faults of the file at once."""
-    text, data = read(path, "recipe", "list the recipes with: ls recipes/")
+    return _recipe(path, *read(path, "recipe", "list the recipes with: ls recipes/"))
+
+
+def recipe_of_text(text: str, path: Path) -> Recipe:
+    """`load_recipe` of a text that is to be written to `path`."""
+    return _recipe(path, text, _parsed(text, path, "recipe"))
+
+
+def _recipe(path: Path, text: str, data: dict[str, Any]) -> Recipe:
     raise_faults(path, text, typed_secrets.faults(data))  # first: other faults show the value
     try:
         return parse_recipe(data)

@@ -20,7 +20,7 @@ from homelab.worker.errors import WorkerError
 MOST_ROWS = 2000  # rows that are tokenized, spread evenly, and rows that are requested from the hub
 MOST_BAD = 3
 _MOST_CHARACTERS = 3_000_000  # of those rows: a second of a tokenizer's work
-_TEXT_CHARACTERS, _MOST_TEXTS = 1500, 100  # of a row that is shown
+_TEXT_CHARACTERS, _ROW_CHARACTERS, _MOST_TEXTS = 1500, 3000, 98  # of a text, and of a row that is shown
 
 
 def read_rows(path: Path, bad: list[dict[str, str]]) -> list[Record]:
@@ -80,7 +80,10 @@ def previews(rows: Sequence[Record], settings: dict[str, Any], tokenizer: Any, c
             text = renderer.render(row, form)
             edges = [0, *(edge for span in text.spans for edge in span), len(text.text)]
             texts = [_short(text.text[start:end]) for start, end in itertools.pairwise(edges)]
-            shown.append({"where": row.where, "texts": texts[:_MOST_TEXTS]})
+            lengths = itertools.accumulate(map(len, texts))
+            count = min(_MOST_TEXTS, max(2, sum(length <= _ROW_CHARACTERS for length in lengths)))
+            texts = texts[:count] if count >= len(texts) else [*texts[: count // 2 * 2], " [...]"]
+            shown.append({"where": row.where, "texts": texts})
     return shown
 
 

@@ -111,10 +111,12 @@ QUICK = {
 
 
 def lengths(cases: Iterable[str], quick: dict[int, tuple[str, ...]]) -> list[Any]:
-    """(case, steps) for all of both; who is not quick is thorough."""
+    """(case, steps): the quick ones, and all in the long form. It holds the first gradient, too; after six steps weights that begin at zero
+    are so small that rounding alone is 1e-5 of them (qlora, packed, in a pipeline)."""
     return [
-        pytest.param(name, steps, marks=() if name in quick[steps] else pytest.mark.thorough) for name in cases for steps in (SHORT, LONG)
-    ]
+        pytest.param(name, steps, marks=() if name in quick[steps] else pytest.mark.thorough)
+        for name in cases for steps in (SHORT, LONG) if steps == LONG or name in quick[SHORT]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "steps"), lengths(CASES, QUICK))

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from homelab.controller.attempt import data_files, inputs
 from homelab.controller.attempt.inputs import RecipeInput
+from homelab.controller.base import package
 from homelab.controller.base.errors import InputError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.config.recipe import TrainRecipe, parse_recipe
@@ -131,6 +132,15 @@ def here(recipe: TrainRecipe, items: Sequence[RecipeInput], previews: int) -> Sa
             "revision": None,
         }
         return _asked(question)
+
+
+def why_not_counted(model: str) -> str:
+    """Why `of_file` counts no tokens for this model, with what helps."""
+    if not model:
+        return "name the model that reads them: --model FOLDER"
+    if importlib.util.find_spec("transformers") is None:
+        return f"the library that reads a tokenizer is not on this machine: {package.install('transformers')}"
+    return f"{model} is no folder with a tokenizer here, and not in the cache of the hub"
 
 
 def _tokenizer(model: Model) -> str | None:

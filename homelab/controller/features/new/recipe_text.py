@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from tomlkit.exceptions import ParseError
 from tomlkit.items import Table
 
 from homelab.controller.base.errors import InputError
+from homelab.controller.base.sanitize import plain
 from homelab.controller.features.new.decisions import Decision
 
 _SECTIONS = ("model", "data", "method", "train", "parallel", "checkpoint", "tracking")
@@ -40,48 +41,71 @@ def fresh(head: Sequence[str], decisions: Sequence[Decision]) -> RecipeText:
         own = [one for one in decisions if one.section == section]
         if not own:
             continue
-        lines += ["", f"[{section}]", *(f"{_line(one):<{_width(decisions, section)}}  # {one.reason}" for one in own)]
-    return RecipeText("\n".join([*lines, "", _record(decisions)]) + "\n")
+        lines += ["", f"[{section}]", *(f"{_line(one):<{_width(decisions, section)}}  # {_reason(one)}" for one in own)]
+    return RecipeText("\n".join([*lines, "", _record({one.place: one.value for one in decisions})]) + "\n")
+
+
+def edits(text: str, where: str) -> dict[str, Any]:
+    """Place (section.key) -> value of what a person has changed since; None for a key that they took out. Raises InputError as `again`."""
+    before, document = _recorded(text, where), _parsed(text, where)
+    now = {place: _value(document, place) for place in before}
+    return {place: value for place, value in now.items() if value != before[place]}
 
 
 def again(text: str, head: Sequence[str], decisions: Sequence[Decision], where: str) -> RecipeText:
     """The text of a file that is there, with the new decisions in the places that nobody has edited. Raises InputError for a file that
     `homelab new` has not written."""
-    before = _recorded(text, where)
-    try:
-        document = tomlkit.parse(text)
-    except ParseError as error:
-        hint = "correct the line; or write another file: --output FILE"
-        raise InputError(f"this recipe is not valid TOML: {error}", where=where, hint=hint) from error
-    kept = []
+    before, edited, document = _recorded(text, where), edits(text, where), _parsed(text, where)
+    kept, record = [], {}
     for one in decisions:
         section = document.get(one.section)
         if not isinstance(section, Table):
             section = tomlkit.table()
             document.append(one.section, section)
-        is_edited = section.get(one.key) != before[one.place] if one.place in before else one.key in section
-        if is_edited:
+        is_theirs = one.place in edited or (one.place not in before and one.key in section)
+        if one.place in before or not is_theirs:
+            record[one.place] = before[one.place] if is_theirs else one.value  # an edit stays one, also if homelab comes to the same value
+        if is_theirs:
             if section.get(one.key) != one.value:
                 kept.append(one)
             continue
         value = tomlkit.item(one.value)
-        value.comment(one.reason)
+        value.comment(_reason(one))
         value.trivia.comment_ws = " " * (2 + max(0, _width(decisions, one.section) - len(_line(one))))
         section[one.key] = value
-    for place in before.keys() - {one.place for one in decisions}:
+    for place in before.keys() - {one.place for one in decisions} - edited.keys():
         name, _, key = place.partition(".")
         section = document.get(name)
-        if isinstance(section, Table) and section.get(key) == before[place]:
+        if isinstance(section, Table):
             section.remove(key)
     lines = [line for line in document.as_string().splitlines() if not line.startswith(_RECORD)]
     old_head = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
     if old_head and old_head[0].startswith(HEAD):
         lines = [*_comment(head), *lines[len(old_head) :]]
-    return RecipeText("\n".join([*lines, _record(decisions)]) + "\n", tuple(kept))
+    return RecipeText("\n".join([*lines, _record(record)]) + "\n", tuple(kept))
 
 
 def _comment(sentences: Sequence[str]) -> list[str]:
-    return [f"# {line}" for sentence in sentences for line in textwrap.wrap(sentence, _WIDTH)]
+    return [f"# {line}" for sentence in sentences for line in textwrap.wrap(plain(sentence), _WIDTH)]
+
+
+def _reason(one: Decision) -> str:
+    """The reason as a comment: in one line of harmless characters, because names of columns and cards come from a file or a node."""
+    return " ".join(plain(one.reason).split())
+
+
+def _value(document: tomlkit.TOMLDocument, place: str) -> Any:
+    name, _, key = place.partition(".")
+    section = document.get(name)
+    return section.get(key) if isinstance(section, Table) else None
+
+
+def _parsed(text: str, where: str) -> tomlkit.TOMLDocument:
+    try:
+        return tomlkit.parse(text)
+    except ParseError as error:
+        hint = "correct the line; or write another file: --output FILE"
+        raise InputError(f"this recipe is not valid TOML: {error}", where=where, hint=hint) from error
 
 
 def _width(decisions: Sequence[Decision], section: str) -> int:
@@ -93,8 +117,8 @@ def _line(one: Decision) -> str:
     return f"{one.key} = {tomlkit.item(one.value).as_string()}"
 
 
-def _record(decisions: Sequence[Decision]) -> str:
-    return _RECORD + json.dumps({one.place: one.value for one in decisions})
+def _record(decided: Mapping[str, Any]) -> str:
+    return _RECORD + json.dumps(decided)
 
 
 def _recorded(text: str, where: str) -> dict[str, Any]:

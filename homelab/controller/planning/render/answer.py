@@ -13,7 +13,8 @@ def of(plan: Plan, judged: Verdict) -> str:
     """In one line: "It fits. About 5.2 h (4 to 6.5 h), 1200 tokens/s, 97 % of the three cards together." """
     if judged.runs is not True:
         return f"{judged.title}: {judged.seen}"
-    starts = "It fits." if any(rank.memory is not None for rank in plan.ranks) else "It can run."
+    is_tight = any(rank.memory is not None and rank.memory.is_tight for rank in plan.ranks)
+    starts = "It can run." if not plan.fits else "It fits, but barely." if is_tight else "It fits."  # None: nobody knows what is free
     return f"{starts} {_time(plan, plan.time)}" if plan.time is not None else f"{starts} How long it takes is not known before it runs."
 
 

@@ -8,9 +8,9 @@ import pytest
 
 import homelab
 from homelab.controller.config.cluster import Cluster, Gpu, Node
-from homelab.controller.features.new import data_look, new_recipe
+from homelab.controller.features.new import data_look, training_choice
 from homelab.controller.features.new.decisions import Rows
-from homelab.controller.features.new.new_recipe import Seen, Wish
+from homelab.controller.features.new.training_choice import Seen, Wish
 from homelab.controller.planning.inputs import PlanInputs
 from tests.builders import PORT, RUN, address_of
 
@@ -38,7 +38,7 @@ def test_the_table_says_what_new_chooses(model: str, tmp_path: Path) -> None:
     said = []
     for heading in HEAD:
         inputs = PlanInputs(cluster_of(heading), data_look.draft("x.jsonl", model), {}, RUN, PORT)
-        chosen = new_recipe.choose(Wish("x.jsonl", model, tmp_path / "r.toml", offline=True), model, Seen(None, (), inputs, ()), ROWS)
+        chosen = training_choice.choose(Wish("x.jsonl", model, tmp_path / "r.toml", offline=True), model, Seen(None, (), inputs, ()), ROWS)
         whole = chosen.recipe.train.seq_len >= ROWS.longest
         said.append(HELD[chosen.recipe.method.kind] if chosen.fits and whole else "no")
     assert said == MODELS[model]

@@ -6,6 +6,7 @@ import csv
 import functools
 import json
 import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ import pytest
 from homelab.controller.base.errors import InputError
 from homelab.controller.config.cluster import Cluster, Gpu, Node
 from homelab.controller.config.load import load_recipe
-from homelab.controller.features.new import data_look, new_recipe
-from homelab.controller.features.new.new_recipe import Wish
+from homelab.controller.features.new import data_look, new_recipe, training_choice
+from homelab.controller.features.new.training_choice import Wish
+from homelab.controller.planning.render import answer
 from tests.builders import address_of
 
 MODEL = os.environ.get("HOMELAB_MODEL", "")
@@ -120,7 +122,7 @@ def test_every_form_of_data_fits_every_model_on_every_cluster(
     first = looked_at(name)
     for kind, cluster in CLUSTERS.items():
         wish = Wish("x.jsonl", model, tmp_path / "other.toml", offline=True)
-        chosen = new_recipe.choose(wish, model, new_recipe.with_model(first.seen.on(cluster), model, wish), first.rows)
+        chosen = training_choice.choose(wish, model, new_recipe.with_model(first.seen.on(cluster), model, wish), first.rows)
         assert chosen.fits, (model, kind, chosen.error)
         assert chosen.recipe.train.seq_len >= first.rows.longest or "cut" in str([one.reason for one in chosen.decisions])
 
@@ -218,3 +220,44 @@ def test_homelab_data_says_what_is_learned(tmp_path: Path) -> None:
     assert 0 < file.loss_tokens < file.sum_tokens
     without = data_look.of_file(write(tmp_path, "Alpaca"), "", 2).files["train"]
     assert without.rows_read == 1200 and not without.previews
+
+
+def test_the_verdict_is_that_on_the_file_with_its_edits(tmp_path: Path) -> None:
+    wish = Wish(str(write(tmp_path, "chats")), "Qwen/Qwen3-8B", tmp_path / "r.toml", offline=True)
+    assert new_recipe.make(wish, CLUSTERS["one small card"], no_say).verdict.runs
+    edited = re.sub(r"(?m)^seq_len = \d+", "seq_len = 32768", wish.output.read_text())
+    wish.output.write_text(edited)
+    made = new_recipe.make(wish, CLUSTERS["one small card"], no_say)
+    assert made.chosen.recipe.train.seq_len == 32768 and made.verdict.runs is False and "plan" in made.following
+    wish.output.write_text(re.sub(r"(?m)^seq_len = \d+", "seq_len = 1", edited))
+    with pytest.raises(InputError, match="seq_len"):
+        new_recipe.make(wish, CLUSTERS["one small card"], no_say)
+
+
+def test_a_model_that_was_edited_is_the_one_that_is_decided_for(tmp_path: Path) -> None:
+    wish = Wish(str(write(tmp_path, "chats")), "", tmp_path / "r.toml", offline=True)
+    first = new_recipe.make(wish, CLUSTERS["one small card"], no_say).chosen.recipe
+    wish.output.write_text(
+        wish.output.read_text().replace(f'name = "{first.model.name}"', 'name = "HuggingFaceTB/SmolLM2-135M-Instruct"', 1)
+    )
+    again = new_recipe.make(wish, CLUSTERS["one small card"], no_say).chosen.recipe
+    assert again.model.name == "HuggingFaceTB/SmolLM2-135M-Instruct" and again.train.learning_rate > first.train.learning_rate
+
+
+def test_processors_alone_get_the_smallest_model_proposed(tmp_path: Path) -> None:
+    cluster = Cluster(nodes=(machine("a"), machine("b")))
+    made = new_recipe.make(Wish(str(write(tmp_path, "chats")), "", tmp_path / "r.toml", offline=True), cluster, no_say)
+    assert made.chosen.recipe.model.name == new_recipe.PROPOSED[-1] and made.chosen.recipe.method.kind == "lora"
+    assert made.chosen.plan is not None and answer.of(made.chosen.plan, made.verdict).startswith("It can run."), "nobody knows its memory"
+
+
+def test_rows_that_nobody_could_count_are_said(tmp_path: Path) -> None:
+    made = new_recipe.make(Wish("hub:org/rows", MODELS[1], tmp_path / "r.toml", offline=True), CLUSTERS["one small card"], no_say)
+    assert "could not be looked at" in made.seen.notes[-1] and made.rows.count == training_choice.UNKNOWN_ROWS
+    assert made.chosen.recipe.train.epochs == 3
+
+
+def test_four_bits_have_the_true_reason(tmp_path: Path) -> None:
+    wish = Wish(str(write(tmp_path, "chats")), "Qwen/Qwen3-8B", tmp_path / "r.toml", offline=True)
+    made = new_recipe.make(wish, CLUSTERS["one small card"], no_say)
+    assert next(one.reason for one in made.chosen.decisions if one.place == "method.kind") == training_choice._NO_ROOM_FOR_16_BITS

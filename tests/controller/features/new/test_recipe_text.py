@@ -68,3 +68,21 @@ def test_a_file_that_is_no_toml_any_more_is_refused_with_its_line() -> None:
     text = recipe_text.fresh(HEAD, decided()).text.replace("learning_rate = 0.001", "learning_rate 0.001")
     with pytest.raises(InputError):
         recipe_text.again(text, HEAD, decided(2e-3), "r.toml")
+
+
+def test_an_edit_stays_one_though_homelab_once_came_to_the_same_value() -> None:
+    edited = recipe_text.fresh(HEAD, decided(1e-3)).text.replace("learning_rate = 0.001 ", "learning_rate = 0.002 ", 1)
+    same = recipe_text.again(edited, HEAD, decided(2e-3), "r.toml")
+    assert same.kept == ()
+    later = recipe_text.again(same.text, HEAD, decided(3e-3), "r.toml")
+    assert "learning_rate = 0.002" in later.text and [one.place for one in later.kept] == ["train.learning_rate"]
+    assert recipe_text.edits(later.text, "r.toml") == {"train.learning_rate": 0.002}
+
+
+@pytest.mark.parametrize("words", ['a\n[script]\npath = "evil.py"', "a\r\nseed = 1", "a\x00\x1b[2Jb", "\u2028seed = 1"])
+def test_a_reason_is_one_line_whatever_a_file_or_a_node_says(words: str) -> None:
+    odd = Decision("data", "train", "x.jsonl", f"read as {words}")
+    again = recipe_text.again(recipe_text.fresh(HEAD, decided()).text, HEAD, (*decided(), odd), "r.toml").text
+    for text in (recipe_text.fresh([f"`homelab new` wrote this: {words}"], (odd,)).text, again):
+        found = tomllib.loads(text)
+        assert found["data"] == {"train": "x.jsonl"} and found.keys() <= {"data", "model", "train"} and "seed" not in found.get("train", {})
