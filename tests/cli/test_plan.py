@@ -80,3 +80,11 @@ def test_a_damaged_file_is_a_warning_and_a_launch_may_raise_the_batch(desk: Desk
     finally:
         for file in files:
             file.unlink()
+
+
+def test_a_plan_may_come_before_its_data(quiet_desk: Desk) -> None:
+    (quiet_desk.folder / "chats.jsonl").unlink(missing_ok=True)
+    said = quiet_desk.homelab("plan", "law.toml", "--offline").stdout
+    assert said.startswith("It may run: this file does not exist"), said
+    (quiet_desk.folder / "chats.jsonl").mkdir()
+    assert quiet_desk.homelab("plan", "law.toml", "--offline", code=1).stdout.startswith("It cannot run: this is not a file")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from homelab.controller.attempt import script_imports
-from homelab.controller.base.errors import InputError
+from homelab.controller.base.errors import InputError, MissingError
 from homelab.controller.config.recipe import Recipe, ScriptRecipe, TrainRecipe
 from homelab.controller.planning.speed.dataset_size import DataFile
 from homelab.controller.run import run_record
@@ -106,8 +106,8 @@ def _material(role: str, name: str, recipe_path: Path, key: str) -> RecipeInput:
         return RecipeInput(role, "on-node", name)
     local = (recipe_path.resolve().parent / Path(name).expanduser()).resolve()
     if not local.is_file():
-        raise InputError(
-            "this file does not exist" if not local.exists() else "this is not a file",
+        raise (InputError if local.exists() else MissingError)(
+            "this is not a file" if local.exists() else "this file does not exist",
             where=f"{recipe_path}, key {key}: {local}",
             hint=_of_folder(name, local, key)
             or "paths are relative to the recipe; a path that starts with / or ~/ means a file that is on every node",

@@ -51,6 +51,10 @@ class InputError(HomelabError):
     exit_code = EXIT_INPUT
 
 
+class MissingError(InputError):
+    """A file that the user named does not exist (yet)."""
+
+
 class UnreachableError(HomelabError):
     """A node does not answer, or refuses the login."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from homelab.controller.base.errors import HomelabError
+from homelab.controller.base.errors import HomelabError, MissingError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.units import gigabytes
 from homelab.controller.config.recipe import Recipe, TrainRecipe
@@ -53,8 +53,10 @@ def of(
     """The verdict on a plan of this recipe. `blocked`: what of the recipe's files cannot be read on this machine; `inputs`: what it was planned from;
     `others`: names of models that are on this machine."""
     if blocked is not None:
-        is_missing = "does not exist" in blocked.message  # a plan may come before its data
-        return Verdict(None if is_missing else False, f"{blocked.message}: {blocked.where}", blocked.hint, "preflight")
+        # A plan may come before its data.
+        return Verdict(
+            None if isinstance(blocked, MissingError) else False, f"{blocked.message}: {blocked.where}", blocked.hint, "preflight"
+        )
     lacking = lack_of_memory(plan, recipe, inputs)
     if lacking is not None:
         return lacking

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from homelab.controller.attempt.inputs import RecipeInput
-from homelab.controller.base.errors import HomelabError, InputError
+from homelab.controller.base.errors import HomelabError, InputError, MissingError
 from homelab.controller.base.say import Say
 from homelab.controller.checks import registry
 from homelab.controller.checks.evidence import Evidence, majority
@@ -139,4 +139,7 @@ def data_fault(fleet: Fleet, evidence: Evidence, recipe: Recipe, items: Sequence
     say("looking into the data")
     seen = replace(evidence, sample=data_sample.look(fleet, evidence, recipe, list(items)))
     failed = [finding for finding in registry.judge_all(seen, registry.skipped(only=["data"], skip=[])) if finding.level == "fail"]
-    return InputError(failed[0].message, where=f"check {failed[0].check}", hint=failed[0].hint) if failed else None
+    if not failed:
+        return None
+    kind = MissingError if failed[0].check == "data.there" else InputError
+    return kind(failed[0].message, where=f"check {failed[0].check}", hint=failed[0].hint)
