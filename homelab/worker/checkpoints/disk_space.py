@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from homelab.shared.protocol import manifest
-from homelab.worker.checkpoints import checkpoint_folder
+from homelab.worker.checkpoints import checkpoint_folder, held
 from homelab.worker.errors import size_words
 
 # Bytes beside the tensors: the headers of the archive, the manifest, the folder.
@@ -30,6 +30,7 @@ def make(root: Path, step: int, needed_bytes: int, keep: int) -> None:
     if _free_bytes(root) >= needed_bytes:
         return
     manifest.clear_corrupt(root)
+    held.take_back(root, unless_read=False)
     # A checkpoint that is being replaced stays until its successor is whole.
     others = sum(saved_step < step for saved_step in checkpoint_folder.complete_steps(root))
     for left in range(others - 1, max(keep - 1, 1) - 1, -1):

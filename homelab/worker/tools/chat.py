@@ -7,14 +7,16 @@ the newest complete checkpoint while there is no final/.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from homelab.shared.protocol import manifest
+from homelab.shared.protocol import layout
 from homelab.shared.recipe import Method
-from homelab.worker.checkpoints import checkpoint_folder
+from homelab.worker.checkpoints import checkpoint_folder, held
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime import imports
 from homelab.worker.runtime.recipe import section
@@ -32,8 +34,11 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         run = json.loads((run_dir / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise WorkerError(f"this is not a run: {error}", where=str(run_dir / "run.json"), hint="`homelab status` lists runs") from error
-    # Before anything is loaded, so that "nothing is trained yet" is reported at once.
-    trained = None if question.get("base", False) else trained_folder(run, run_dir)
+    with trained_folder(run, run_dir, is_base=question.get("base", False)) as trained:
+        return _answer(question, run, run_dir, trained)
+
+
+def _answer(question: dict[str, Any], run: dict[str, Any], run_dir: Path, trained: Path | None) -> dict[str, Any]:
     imports.prepare(run, bitsandbytes=section(Method, run["recipe"]).quantisation is not None)
 
     import torch
@@ -79,18 +84,21 @@ def encode(run: dict[str, Any], tokenizer: Any, messages: list[dict[str, str]]) 
     return tokenizer(text, add_special_tokens=False, return_tensors="pt")
 
 
-def trained_folder(run: dict[str, Any], run_dir: Path) -> Path:
-    """The folder with the newest trained model. Raises WorkerError when there is none, or when a checkpoint is damaged."""
-    final = run_dir / "final"
-    if final.is_dir():
-        return final
-    steps = checkpoint_folder.complete_steps(run_dir / "checkpoints")
-    if not steps:
+@contextlib.contextmanager
+def trained_folder(run: dict[str, Any], run_dir: Path, *, is_base: bool = False) -> Iterator[Path | None]:
+    """The folder with the newest trained model, which stays in the block although the run trains on; None for the base alone.
+
+    Raises WorkerError when there is none, or when a checkpoint is damaged: before anything is loaded.
+    """
+    root = run_dir / layout.CHECKPOINTS
+    if is_base or (run_dir / layout.FINAL).is_dir():
+        yield None if is_base else run_dir / layout.FINAL
+        return
+    if not checkpoint_folder.complete_steps(root):
         hint = "wait for the first checkpoint (`homelab status`), or ask the base model"
-        raise WorkerError("this run has no checkpoint yet on this node", where=str(run_dir / "checkpoints"), hint=hint)
-    folder = Path(manifest.folder_of(run_dir, steps[-1]))
-    checkpoint_folder.verify(folder, run["recipe_hash"])
-    return folder
+        raise WorkerError("this run has no checkpoint yet on this node", where=str(root), hint=hint)
+    with held.newest(root, run["recipe_hash"]) as folder:
+        yield folder
 
 
 def place(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, tokens: int) -> footprint.Place:

@@ -30,7 +30,11 @@ class Conversation:
 
     def __init__(self, run_dir: Path, models: list[str]) -> None:
         self.run = run_model.read_run(run_dir)
-        trained = chat.trained_folder(self.run, run_dir) if "trained" in models else None
+        with chat.trained_folder(self.run, run_dir, is_base="trained" not in models) as trained:
+            self._load(run_dir, models, trained)
+        self.stop = threading.Event()
+
+    def _load(self, run_dir: Path, models: list[str], trained: Path | None) -> None:
         imports.prepare(self.run, bitsandbytes=section(Method, self.run["recipe"]).quantisation is not None)
         from homelab.worker.model.pretrained import load_tokenizer, model_path
 
@@ -43,7 +47,6 @@ class Conversation:
         # An adapter is left out for the base's answers; wholly trained weights need the base beside them.
         self.has_adapter = hasattr(self.model, "disable_adapter")
         self.base = chat.load(self.run, run_dir, path, None, place.card).eval() if len(models) > 1 and not self.has_adapter else None
-        self.stop = threading.Event()
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """{"tokens", "stopped"}; the text is printed on the way. Raises WorkerError for a conversation that is too long, or no memory."""

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from homelab.shared.protocol import manifest, result_files
+from homelab.shared.protocol import layout, result_files
 from homelab.shared.recipe import Method
-from homelab.worker.checkpoints import checkpoint_folder
+from homelab.worker.checkpoints import checkpoint_folder, held
 from homelab.worker.checkpoints.curves import Curves
 from homelab.worker.checkpoints.model_card import model_card
 from homelab.worker.errors import WorkerError
@@ -25,16 +25,20 @@ from homelab.worker.tools import run_model
 
 
 def export(run_dir: Path, step: int) -> str:
-    """Write exports/step-N/ in one piece; its name. Raises WorkerError for a damaged checkpoint, a base that is not here, a full disk."""
+    """Write exports/step-N/ in one piece; its name. A run that trains may have removed the checkpoint of `step` by now: then it is its newest.
+
+    Raises WorkerError for a damaged checkpoint, a base that is not here, a full disk.
+    """
     run = run_model.read_run(run_dir)
-    checkpoint = Path(manifest.folder_of(run_dir, step))
-    checkpoint_folder.verify(checkpoint, run["recipe_hash"])
-    folder = run_dir / result_files.exported(step)
-    if not (folder / result_files.CARD).is_file():
-        task = run_model.task_of(run, run_dir, step)
-        with run_model.replaced(folder) as partial:
-            _write(run, task, checkpoint, partial)
-    return result_files.exported(step)
+    with held.newest(run_dir / layout.CHECKPOINTS, run["recipe_hash"], least=step) as checkpoint:
+        content = checkpoint_folder.read_manifest(checkpoint)
+        assert content is not None, "it was verified"
+        name = result_files.exported(content["step"])
+        if not (run_dir / name / result_files.CARD).is_file():
+            task = run_model.task_of(run, run_dir, content["step"])
+            with run_model.replaced(run_dir / name) as partial:
+                _write(run, task, checkpoint, partial)
+    return name
 
 
 def _write(run: dict[str, Any], task: Task, checkpoint: Path, partial: Path) -> None:

@@ -60,7 +60,7 @@ def replaced(folder: Path) -> Iterator[Path]:
             os.replace(folder, old)
         os.replace(partial, folder)
         sync(folder.parent)
-    except WorkerError:
+    except (WorkerError, FileNotFoundError):  # a file that is read is missing: that is no fault of the disk
         raise
     except Exception as error:  # the libraries that write have errors of their own
         why = checkpoint_folder.disk_fault(error, folder.parent)

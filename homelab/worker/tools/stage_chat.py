@@ -7,15 +7,17 @@ results, and each its {"note"} where it has one (`homelab.worker.tools.rank_stat
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homelab.shared.protocol import collective_stages, layout, manifest
-from homelab.worker.checkpoints import checkpoint_folder
+from homelab.worker.checkpoints import checkpoint_folder, held
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime import imports
 from homelab.worker.runtime.task import Task, load_task
@@ -45,9 +47,10 @@ def run(state: StateFile) -> None:
     source, folder = (None, None) if question.get("base") else _trained(task)
     state(collective_stages.LOADING)
     try:
-        model, tokens, place = _load(task, question, is_final=bool(folder and folder.name == layout.FINAL))
-        if source is not None:
-            trained_parts.spread(model, folder if source == task.rank else None, source)
+        with _kept(task, source, folder) as trained:
+            model, tokens, place = _load(task, question, is_final=bool(folder and folder.name == layout.FINAL))
+            if source is not None:
+                trained_parts.spread(model, trained, source)
         stage = task.stage
         assert stage is not None
         device = torch.device("cpu") if place.card is None else torch.device("cuda", place.card)
@@ -81,7 +84,7 @@ def _answer(task: Task, model: Any, ring: Ring, tokens: Any, max_new_tokens: int
 def _trained(task: Task) -> tuple[int, Path]:
     """The rank that has the newest trained weights on its disk, and the folder there: final/ where there is one. The same on all ranks.
 
-    Raises WorkerError when no rank has any, or when they are damaged there.
+    Raises WorkerError when no rank has any.
     """
     from homelab.worker.runtime import process_group
 
@@ -92,10 +95,17 @@ def _trained(task: Task) -> tuple[int, Path]:
     if not newest["final"] and not newest["step"]:
         hint = "wait for the first checkpoint (`homelab status`), or ask the base model (--base)"
         raise WorkerError("this run has no checkpoint yet on any of its nodes", where=str(task.checkpoints_dir), hint=hint)
-    folder = task.final_dir if newest["final"] else Path(manifest.folder_of(task.run_dir, newest["step"]))
-    if source == task.rank and not newest["final"]:
-        checkpoint_folder.verify(folder, task.recipe_hash)
-    return source, folder
+    return source, task.final_dir if newest["final"] else Path(manifest.folder_of(task.run_dir, newest["step"]))
+
+
+@contextlib.contextmanager
+def _kept(task: Task, source: int | None, folder: Path | None) -> Iterator[Path | None]:
+    """What rank `source` reads, as it is now although the run trains on; None on all others. Raises WorkerError when it is damaged."""
+    if source != task.rank or folder == task.final_dir:
+        yield folder if source == task.rank else None
+        return
+    with held.newest(task.checkpoints_dir, task.recipe_hash) as kept:
+        yield kept
 
 
 def _load(task: Task, question: dict[str, Any], *, is_final: bool) -> tuple[Any, Any, footprint.Place]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from homelab.shared.law import early_stopping, order
 from homelab.shared.protocol import phases, profile_files
-from homelab.worker.checkpoints import checkpoint_folder, fencing
+from homelab.worker.checkpoints import fencing, held
 from homelab.worker.checkpoints.best_weights import BestWeights
 from homelab.worker.checkpoints.curves import Curves, keep_before
 from homelab.worker.runtime import imports
@@ -64,7 +64,7 @@ class Run:
 
         imports.quiet()
         if task.is_keeper:
-            checkpoint_folder.clear_partial(task.checkpoints_dir)
+            held.clear(task.checkpoints_dir)
         fault = broadcast.verify_own(task)
         path = model_path(task.run)
         refuse_unfit(task, path)

@@ -67,11 +67,17 @@ def model(fleet: Fleet, paths: RunPaths, place: Path, say: Say) -> Fetched:
     if run_folder.description_of(paths).recipe.model is None:
         return _saved(fleet, paths, place, say)
     results, errors = results_of(fleet, paths)
-    chosen = best_copy.choose(paths.name, results, errors)
-    if not chosen.is_exported:
-        say(f"{chosen.node}: writing checkpoint {chosen.step} in the format of a finished model")
-        make.run_node_program(fleet.agent(chosen.node), "model_export", {"run": paths.name, "step": chosen.step}, say)
-    return bring(fleet, paths, chosen, place, say)
+    return bring(fleet, paths, exported(fleet, paths, best_copy.choose(paths.name, results, errors), say), place, say)
+
+
+def exported(fleet: Fleet, paths: RunPaths, chosen: ModelHolder, say: Say) -> ModelHolder:
+    """The chosen model in the format of final/, made where it is a checkpoint yet. A run that trains may have replaced that by a newer one: then it is the newer one."""
+    if chosen.is_exported:
+        return chosen
+    say(f"{chosen.node}: writing checkpoint {chosen.step} in the format of a finished model")
+    made = make.run_node_program(fleet.agent(chosen.node), "model_export", {"run": paths.name, "step": chosen.step}, say)
+    step = made.folder.rpartition("-")[2]
+    return chosen.model_copy(update={"folder": made.folder, "step": int(step) if step.isdecimal() else chosen.step, "is_exported": True})
 
 
 def _saved(fleet: Fleet, paths: RunPaths, place: Path, say: Say) -> Fetched:

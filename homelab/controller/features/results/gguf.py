@@ -70,10 +70,7 @@ def _whole_model(fleet: Fleet, paths: RunPaths, say: Say) -> ModelHolder:
     newest = best_copy.choose(paths.name, results, errors)
     method = run_folder.description_of(paths).recipe.method
     if method is not None and method.kind == "full":
-        if not newest.is_exported:
-            say(f"{newest.node}: writing checkpoint {newest.step} in the format of a finished model")
-            make.run_node_program(fleet.agent(newest.node), "model_export", {"run": paths.name, "step": newest.step}, say)
-        return newest
+        return fetch.exported(fleet, paths, newest, say)
     names = best_copy.merged(results, newest.folder)
     node = names[0] if names else merge.merge(fleet, paths, "auto", say).node
     return ModelHolder(node=node, folder=result_files.MERGED, step=newest.step)

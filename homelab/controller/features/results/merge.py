@@ -38,10 +38,6 @@ def merge(fleet: Fleet, paths: RunPaths, base: str, say: Say) -> Merged:
             where=f"{paths.name}: --base dequantised",
             hint=homelab("merge --base original", paths.name),
         )
-    chosen = best_copy.choose(paths.name, results, errors)
-    agent = fleet.agent(chosen.node)
-    if not chosen.is_exported:
-        say(f"{chosen.node}: writing checkpoint {chosen.step} in the format of a finished model")
-        make.run_node_program(agent, "model_export", {"run": paths.name, "step": chosen.step}, say)
-    made = make.run_node_program(agent, "merge", {"run": paths.name, "folder": chosen.folder, "base": base}, say)
+    chosen = fetch.exported(fleet, paths, best_copy.choose(paths.name, results, errors), say)
+    made = make.run_node_program(fleet.agent(chosen.node), "merge", {"run": paths.name, "folder": chosen.folder, "base": base}, say)
     return Merged(run=paths.name, node=chosen.node, folder=made.folder, losses=made.figures, notes=made.notes)
