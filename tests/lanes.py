@@ -117,8 +117,10 @@ class Lanes:
         name = f"lane {lane.number}"  # -v and the text of a failure show whose it is
         cast(Any, report).node = SimpleNamespace(gateway=SimpleNamespace(id=name), _workerinfocache=name)
         self.config.hook.pytest_runtest_logreport(report=report)
-        if report.failed:  # its text comes at the end; who waits for minutes knows its name now
-            print(f"\n{report.nodeid}: failed in its {report.when}", flush=True)
+        if report.failed:  # its text comes at the end; who waits for minutes, or ends it, knows its name and its first words now
+            crash = getattr(report.longrepr, "reprcrash", None)
+            words = (crash.message if crash else str(report.longrepr)).strip().partition("\n")[0][:300]
+            print(f"\n{report.nodeid}: failed in its {report.when}: {words}", flush=True)
 
     def ended(self, session: pytest.Session, lane: Lane) -> None:
         """A lane that ends within a test has failed in it; another one goes on behind that test."""

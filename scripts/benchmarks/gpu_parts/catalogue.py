@@ -20,7 +20,8 @@ class Part:
         return f"benchmarks.gpu_parts.{self.name}"
 
 
-# What nobody has seen on a card comes first; from `law` on, parts were measured once.
+# What nobody has seen on a card comes first; from `eightbit` on, parts were measured once. One part at a time: a rank that waits in NCCL keeps
+# the card busy, and products of another process beside it had 1 % of their speed (measured).
 PARTS = (
     Part("stages", "a pipeline: does it end, is it the training of one process, are its seconds its own, on a full card", 60, 300),
     Part("shards", "sharded trainings: the law, memory while they load, resume, shares beside a late rank", 60, 300),

@@ -38,7 +38,7 @@ tensorboard = false
 
 def measure(place: Place) -> None:
     """Each command is tried whatever became of the one before: the run of an earlier one may serve."""
-    home, steps = Home.of(place), 400 if place.is_card else 30
+    home, steps = Home.of(place), 100 if place.is_card else 30  # 3 steps a second beside a checkpoint every second step
     model = material.model(place.folder / "model", "small" if place.is_card else "tiny", "float32", place.device)
     data = material.rows(place.folder / "rows.jsonl", material.lengths(200, 200))
     recipe = home.folder / "evening.toml"

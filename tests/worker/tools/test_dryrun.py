@@ -249,7 +249,7 @@ def test_asked_as_an_agent_asks() -> None:
         [sys.executable, "-m", "homelab.node", "dry-run"], input=json.dumps(unknown) + "\n", capture_output=True, text=True, timeout=550
     )
     refusal = json.loads(done.stdout)["error"]
-    assert "no model can be built" in refusal["message"] and "--no-dry-run" in refusal["hint"]
+    assert "does not know models of type no-such-kind" in refusal["message"] and "homelab setup --upgrade" in refusal["hint"]
 
 
 def test_the_tracker_by_hand() -> None:
