@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import psutil
+
 Result = TypeVar("Result")
 opened: list[str] = []
 started: list[str] = []
@@ -21,7 +23,7 @@ started: list[str] = []
 
 @dataclass(frozen=True)
 class Apart(Generic[Result]):
-    """What the part returned, and the most memory that its process held."""
+    """What the part returned, and the most memory that its process took: what the tests before it have imported is not the part's."""
 
     result: Result
     peak_mb: int
@@ -48,12 +50,13 @@ def apart(part: Callable[[], Result]) -> Apart[Result]:
 
 def _child(part: Callable[[], Any], pipe: Any) -> None:
     sys.addaudithook(_watch)
+    began_mb = psutil.Process().memory_info().rss // 10**6
     try:
         result = part()
     except BaseException:  # of an assertion, too: it is the parent that fails
         pipe.send(("failed", traceback.format_exc()))
     else:
-        pipe.send(("done", Apart(result, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1000)))
+        pipe.send(("done", Apart(result, max(0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1000 - began_mb))))
 
 
 def _watch(event: str, args: tuple[Any, ...]) -> None:

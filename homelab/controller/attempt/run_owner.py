@@ -67,8 +67,10 @@ def _elsewhere(owners: Iterable[Owner]) -> str:
 
 
 def _living(owners: Iterable[Owner]) -> Follower | None:
-    """The supervisor that a node has heard lately. One whose process was on this machine and is gone does not count."""
-    heard = [owner.supervisor for owner in owners if owner.supervisor and not process_owner.is_dead(owner.supervisor.process)]
+    """The supervisor that a node has heard lately. One whose process is gone, as this machine or a node knows that had it, does not count."""
+    followers = [owner.supervisor for owner in owners if owner.supervisor]
+    dead = [one.process for one in followers if one.is_dead]
+    heard = [one for one in followers if one.process not in dead and not process_owner.is_dead(one.process)]
     return min(heard, key=lambda one: (one.has_left, one.silent_s), default=None)
 
 

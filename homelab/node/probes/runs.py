@@ -40,7 +40,7 @@ def _recovered(workdir: str, node: str, alive: set[str]) -> dict[str, RunRecover
     root = os.path.join(paths.expand(workdir), layout.RUNS)
     for run in sorted(os.listdir(root)) if os.path.isdir(root) else []:
         supervisor = ownership.follower(workdir, run) if layout.is_usable(run) and run not in alive else None
-        if supervisor is None or supervisor.has_left:
+        if supervisor is None or supervisor.has_left or supervisor.is_dead:
             continue
         folder = paths.run_dir(workdir, run)
         attempt = (paths.attempts(folder) or [0])[-1]

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 from homelab.node import paths
 from homelab.node.run import claims
-from homelab.node.system import boot_clock
+from homelab.node.system import boot_clock, processes
 from homelab.shared.protocol import files
 from homelab.shared.protocol.owner_messages import Claimant, Follower, Owner
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from homelab.shared.protocol.run_requests import FollowRequest
 
 EVERY_S = 2.0  # a word comes every second; a file that often would be too much for an SD card
@@ -63,9 +65,17 @@ def follower(workdir: str, run: str) -> Follower | None:
     if age_s > (LEFT_S if has_left else SILENT_S):
         return None
     by, process = entry.get("by"), entry.get("process")
+    process = process if isinstance(process, dict) else {}
     return Follower(
-        by=by if isinstance(by, str) else "", process=process if isinstance(process, dict) else {}, silent_s=age_s, has_left=has_left
+        by=by if isinstance(by, str) else "", process=process, silent_s=age_s, has_left=has_left, is_dead=_has_died_here(process)
     )
+
+
+def _has_died_here(process: dict[str, Any]) -> bool:
+    """Whether a mark of `homelab.controller.run.process_owner` is of a process of this machine that is gone: other machines cannot tell."""
+    if process.get("boot_id") != boot_clock.boot_id() or process.get("namespace") != processes.namespace():
+        return False
+    return isinstance(process.get("pid"), int) and not processes.is_alive(process["pid"])
 
 
 def claimant(workdir: str, run: str) -> Claimant | None:
@@ -79,4 +89,5 @@ def busy(workdir: str, run: str) -> str:
     if claimant(workdir, run):
         return "a command is about to continue it"
     supervisor = follower(workdir, run)
-    return f"its supervisor watches it ({supervisor.by or 'of another machine'})" if supervisor else ""
+    is_watched = supervisor is not None and not supervisor.is_dead
+    return f"its supervisor watches it ({supervisor.by or 'of another machine'})" if supervisor and is_watched else ""

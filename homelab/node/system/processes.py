@@ -52,6 +52,14 @@ def is_alive(pid: int) -> bool:
     return state(pid) not in ("", "Z", "X")
 
 
+def namespace() -> str:
+    """The namespace in which the pids of this process count; "" where the system has none."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
 def born(pid: int) -> int | None:
     """When a process began, in ticks of the kernel (it names one process for ever, with its number); None once it holds nothing any more.
 

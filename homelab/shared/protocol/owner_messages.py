@@ -14,13 +14,14 @@ Name = Annotated[str, Longest(400), PLAIN]
 class Follower(Message):
     """A supervisor that follows a run over the network: who it is, when its last word came, and whether it has closed the connection.
 
-    `process` is read by `homelab.controller.run.process_owner`.
+    `is_dead`: its process was on this node and is gone, which its other nodes cannot know. `process` is read by `homelab.controller.run.process_owner`.
     """
 
     by: Name = ""
     process: Json = {}
     silent_s: Duration
     has_left: bool = False
+    is_dead: bool = False
 
 
 class Claimant(Message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def test_who_follows_is_known_for_a_while(request_of: dict[str, Any], clock: lis
     assert owner(request_of) == {"supervisor": None, "claim": None, "stopped_attempt": None}
     ear_of(request_of).hear()
     clock[0] += ownership.SILENT_S - 1
-    assert owner(request_of)["supervisor"] == {**WHO, "silent_s": ownership.SILENT_S - 1, "has_left": False}
+    assert owner(request_of)["supervisor"] == {**WHO, "silent_s": ownership.SILENT_S - 1, "has_left": False, "is_dead": False}
     clock[0] += 2
     assert owner(request_of)["supervisor"] is None, "one that was cut off does not hold the run for ever"
 
@@ -152,3 +153,18 @@ def test_a_run_of_which_a_process_is_alive_is_none_between_two_attempts(
     ear_of(request_of).hear()
     monkeypatch.setattr(processes, "of_runs", lambda *_: {RUN: [7]})
     assert recovered(request_of) == []
+
+
+def test_a_supervisor_of_this_machine_that_was_killed_is_not_counted(request_of: dict[str, Any], clock: list[float]) -> None:
+    """Supervised by the head, whose own node is asked: it knows at once, and a person must not wait for the silence to grow old."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    here = {"pid": child.pid, "born": 1, "boot_id": boot_clock.boot_id(), "namespace": processes.namespace()}
+    ear_of(request_of, process=here).hear()
+    assert owner(request_of)["supervisor"]["is_dead"] is False, "it lives"
+    child.kill()
+    child.wait()
+    assert owner(request_of)["supervisor"]["is_dead"]
+    for elsewhere in ({"boot_id": "another machine"}, {"namespace": "pid:[1]"}, {"pid": None}):
+        clock[0] += 10
+        ear_of(request_of, process={**here, **elsewhere}).hear()
+        assert owner(request_of)["supervisor"]["is_dead"] is False, "of another machine, or in another container, nothing is known"

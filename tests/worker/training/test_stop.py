@@ -161,7 +161,7 @@ def test_a_good_end_leaves_a_model_that_answers_what_it_learned(forks: harness.F
     (run / "final").rename(tmp_path / "elsewhere")
     assert ask(run) == (0, '{"answer": "abab"}\n'), "the newest checkpoint answers while there is no final/"
     code, said = ask(tmp_path)
-    assert code == 2 and said.startswith("error: this is no run")
+    assert code == 2 and said.startswith("error: this is not a run")
 
 
 def test_ranks_that_made_another_global_batch_stop_before_the_weights_change() -> None:

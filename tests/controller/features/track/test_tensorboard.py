@@ -48,7 +48,7 @@ def test_the_curves_are_served_on_loopback_until_ctrl_c(tmp_path: Path) -> None:
         try:
             assert process.stdout is not None
             title, address = process.stdout.readline(), process.stdout.readline().strip()
-            assert title == f"{RUN}: 7 steps, done\n" and address.startswith("http://127.0.0.1:")
+            assert title == f"{RUN}: 27 steps, done\n" and address.startswith("http://127.0.0.1:")
             tags = json.load(urllib.request.urlopen(f"{address}data/plugin/scalars/tags"))
             assert "train/loss" in tags[RUN]
             points = json.load(urllib.request.urlopen(f"{address}data/plugin/scalars/scalars?run={RUN}&tag=train%2Floss"))
