@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -176,3 +177,18 @@ def test_an_attempt_that_others_have_replaced_is_not_started(tmp_path: Path) -> 
             },
         )
     assert not (folder / "attempts" / "2").exists()
+
+
+def test_a_cold_first_step_is_no_measure_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first step of 20 s made the limit ten minutes: a node that had lost everybody held its card as long."""
+    guard = isolation_guard.Guard(str(tmp_path), "r", 1, "node1")
+    at = {"step": 0}
+
+    def look(now_s: float) -> Any:
+        return SimpleNamespace(ranks={0: RankStatus(phase="training", step=at["step"], still_s=0.0)})
+
+    monkeypatch.setattr(guard._follower, "look", look)
+    for now_s, step in ((0.0, 0), (20.0, 1), (21.0, 2), (24.0, 3)):
+        at["step"] = step
+        guard.look(now_s)
+    assert guard._slowest_step_s == 3.0
