@@ -73,9 +73,18 @@ def follower(workdir: str, run: str) -> Follower | None:
 
 def _has_died_here(process: dict[str, Any]) -> bool:
     """Whether a mark of `homelab.controller.run.process_owner` is of a process of this machine that is gone: other machines cannot tell."""
-    if process.get("boot_id") != boot_clock.boot_id() or process.get("namespace") != processes.namespace():
+    here, pid = (boot_clock.boot_id(), processes.namespace()), process.get("pid")
+    if not all(here) or (process.get("boot_id"), process.get("namespace")) != here or not isinstance(pid, int):
         return False
-    return isinstance(process.get("pid"), int) and not processes.is_alive(process["pid"])
+    if processes.state(pid):
+        return not processes.is_alive(pid)
+    try:
+        os.kill(pid, 0)  # a mount of /proc with hidepid shows no process of another user (proc(5))
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def claimant(workdir: str, run: str) -> Claimant | None:

@@ -28,14 +28,14 @@ def newest(root: Path, recipe_hash: str, *, least: int = 0) -> Iterator[Path]:
     """
     folder, own = _taken(root, least)
     try:
-        checkpoint_folder.verify(folder, recipe_hash)
+        _verify(folder, root / folder.name, recipe_hash)
         yield folder
-    except FileNotFoundError as error:
+    except (FileNotFoundError, WorkerError) as error:
         if folder.is_dir():
             raise
         raise WorkerError(
             "the checkpoint was removed while it was read: the disk is full, and the run that trains comes first",
-            where=str(folder),
+            where=str(root / folder.name),
             hint="make room on that disk (`df -h` shows it), then repeat the command",
         ) from error
     finally:
@@ -43,8 +43,18 @@ def newest(root: Path, recipe_hash: str, *, least: int = 0) -> Iterator[Path]:
             shutil.rmtree(own, ignore_errors=True)
 
 
+def _verify(folder: Path, place: Path, recipe_hash: str) -> None:
+    """Raises WorkerError as `checkpoint_folder.verify`, in whose words the checkpoint lies at `place`: the links are gone when they are read."""
+    try:
+        checkpoint_folder.verify(folder, recipe_hash)
+    except WorkerError as error:
+        own, real = str(folder), str(place)
+        raise WorkerError(error.message, where=error.where.replace(own, real), hint=str(error.hint).replace(own, real)) from error
+
+
 def _taken(root: Path, least: int) -> tuple[Path, Path | None]:
     """(checkpoint, folder to remove afterwards). The checkpoint itself, and None, on a disk that has no hard links."""
+    take_back(root, unless_read=True)  # who is killed while it reads leaves links, which cost a checkpoint once the run has removed its own
     for _ in range(_TRIES):
         steps = [step for step in checkpoint_folder.complete_steps(root) if step >= least]
         if not steps:

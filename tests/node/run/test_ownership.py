@@ -155,7 +155,9 @@ def test_a_run_of_which_a_process_is_alive_is_none_between_two_attempts(
     assert recovered(request_of) == []
 
 
-def test_a_supervisor_of_this_machine_that_was_killed_is_not_counted(request_of: dict[str, Any], clock: list[float]) -> None:
+def test_a_supervisor_of_this_machine_that_was_killed_is_not_counted(
+    request_of: dict[str, Any], clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Supervised by the head, whose own node is asked: it knows at once, and a person must not wait for the silence to grow old."""
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     here = {"pid": child.pid, "born": 1, "boot_id": boot_clock.boot_id(), "namespace": processes.namespace()}
@@ -164,6 +166,11 @@ def test_a_supervisor_of_this_machine_that_was_killed_is_not_counted(request_of:
     child.kill()
     child.wait()
     assert owner(request_of)["supervisor"]["is_dead"]
+    ear_of(request_of, process={**here, "pid": os.getpid()}).hear()
+    with monkeypatch.context() as hidden:
+        hidden.setattr(processes, "state", lambda pid: "")
+        seen = ownership.follower(request_of["workdir"], RUN)
+    assert seen is not None and not seen.is_dead, "a /proc that hides other users' processes"
     for elsewhere in ({"boot_id": "another machine"}, {"namespace": "pid:[1]"}, {"pid": None}):
         clock[0] += 10
         ear_of(request_of, process={**here, **elsewhere}).hear()

@@ -95,6 +95,26 @@ def test_another_missing_file_keeps_its_own_error(tmp_path: Path) -> None:
         (tmp_path / "elsewhere").read_text()
 
 
+def test_a_damaged_one_is_named_by_its_own_place(tmp_path: Path) -> None:
+    """The hint says which folder to remove: that of the links is gone by then."""
+    own = _save(tmp_path, 1)
+    (own / "x.txt").write_text("step 9")
+    with pytest.raises(WorkerError, match="altered") as caught, held.newest(tmp_path, _HASH):
+        pass
+    assert caught.value.where == str(own / "x.txt") and f"remove the folder {own} on" in str(caught.value.hint)
+    assert list(tmp_path.iterdir()) == [own]
+
+
+def test_the_next_reader_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    own = _save(tmp_path, 1)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (tmp_path / f".{folder_name(1)}.{gone.pid}.held").mkdir()
+    with held.newest(tmp_path, _HASH):
+        pass
+    assert list(tmp_path.iterdir()) == [own]
+
+
 def test_an_attempt_removes_what_a_killed_reader_left(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
