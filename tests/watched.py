@@ -56,7 +56,7 @@ def _child(part: Callable[[], Any], pipe: Any) -> None:
     except BaseException:  # of an assertion, too: it is the parent that fails
         pipe.send(("failed", traceback.format_exc()))
     else:
-        pipe.send(("done", Apart(result, max(0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1000 - began_mb))))
+        pipe.send(("done", Apart(result, max(0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 // 10**6 - began_mb))))
 
 
 def _watch(event: str, args: tuple[Any, ...]) -> None:
