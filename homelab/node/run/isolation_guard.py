@@ -66,6 +66,8 @@ class Guard:
         self._thread = threading.Thread(target=self._watch, daemon=True, name="guard")
         self._steps: dict[int, tuple[int, float]] = {}  # rank -> (step, since when)
         self._warm: set[int] = set()  # ranks of which a step was seen to end
+        # The first step that is seen may be the cold one, which takes many times as long: it counts while there is no other.
+        self._first_step_s: float | None = None
         self._slowest_step_s: float | None = None
         self._began_s = time.monotonic()
 
@@ -96,12 +98,15 @@ class Guard:
             elif step is None:
                 self._steps[number] = (rank.step, now_s)
             elif rank.step > step:
-                if number in self._warm:  # the first step that is seen may be the cold one, which takes many times as long
-                    self._slowest_step_s = max(self._slowest_step_s or 0.0, (now_s - since_s) / (rank.step - step))
+                step_s = (now_s - since_s) / (rank.step - step)
+                if number in self._warm:
+                    self._slowest_step_s = max(self._slowest_step_s or 0.0, step_s)
+                else:
+                    self._first_step_s = max(self._first_step_s or 0.0, step_s)
                 self._warm.add(number)
                 self._steps[number] = (rank.step, now_s)
         unheard_s = now_s - max(self._began_s, status_stream.last_heard_s(self._follower.here))
-        return reason(unheard_s, ranks, self._slowest_step_s, self._follower.planned_s)
+        return reason(unheard_s, ranks, self._slowest_step_s or self._first_step_s, self._follower.planned_s)
 
 
 @contextlib.contextmanager

@@ -179,16 +179,33 @@ def test_an_attempt_that_others_have_replaced_is_not_started(tmp_path: Path) -> 
     assert not (folder / "attempts" / "2").exists()
 
 
-def test_a_cold_first_step_is_no_measure_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A first step of 20 s made the limit ten minutes: a node that had lost everybody held its card as long."""
+@pytest.mark.parametrize(
+    ("seen", "lets_go_after_s"),
+    [
+        # A first step of 20 s made the limit ten minutes: a node that had lost everybody held its card as long.
+        (((0.0, 0), (20.0, 1), (21.0, 2), (24.0, 3)), 90.0),
+        # Ten steps within one look: they were the first that ended, so nothing was known, and it was ten minutes again.
+        (((0.0, 0), (2.0, 10)), 60.0),
+        (((0.0, 0), (5.0, 1)), 150.0),
+        (((0.0, 0),), 600.0),
+    ],
+)
+def test_a_node_alone_waits_for_thirty_of_its_warm_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: tuple[tuple[float, int], ...], lets_go_after_s: float
+) -> None:
     guard = isolation_guard.Guard(str(tmp_path), "r", 1, "node1")
-    at = {"step": 0}
+    guard._began_s = 0.0
+    last_s, _ = seen[-1]
+    now = {"step": 0, "still_s": 0.0}
 
     def look(now_s: float) -> Any:
-        return SimpleNamespace(ranks={0: RankStatus(phase="training", step=at["step"], still_s=0.0)})
+        return SimpleNamespace(ranks={0: RankStatus(phase="training", step=now["step"], still_s=now["still_s"])})
 
     monkeypatch.setattr(guard._follower, "look", look)
-    for now_s, step in ((0.0, 0), (20.0, 1), (21.0, 2), (24.0, 3)):
-        at["step"] = step
-        guard.look(now_s)
-    assert guard._slowest_step_s == 3.0
+    for now_s, step in seen:
+        now["step"] = step
+        assert guard.look(now_s) is None
+    now["still_s"] = lets_go_after_s - 1.0
+    assert guard.look(last_s + lets_go_after_s - 1.0) is None
+    now["still_s"] = lets_go_after_s
+    assert guard.look(last_s + lets_go_after_s) is not None
