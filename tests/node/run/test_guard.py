@@ -196,16 +196,16 @@ def test_a_node_alone_waits_for_thirty_of_its_warm_steps(
     guard = isolation_guard.Guard(str(tmp_path), "r", 1, "node1")
     guard._began_s = 0.0
     last_s, _ = seen[-1]
-    now = {"step": 0, "still_s": 0.0}
+    now = RankStatus(phase="training")
 
     def look(now_s: float) -> Any:
-        return SimpleNamespace(ranks={0: RankStatus(phase="training", step=now["step"], still_s=now["still_s"])})
+        return SimpleNamespace(ranks={0: now})
 
     monkeypatch.setattr(guard._follower, "look", look)
     for now_s, step in seen:
-        now["step"] = step
+        now = now.replace(step=step)
         assert guard.look(now_s) is None
-    now["still_s"] = lets_go_after_s - 1.0
+    now = now.replace(still_s=lets_go_after_s - 1.0)
     assert guard.look(last_s + lets_go_after_s - 1.0) is None
-    now["still_s"] = lets_go_after_s
+    now = now.replace(still_s=lets_go_after_s)
     assert guard.look(last_s + lets_go_after_s) is not None
