@@ -1,10 +1,12 @@
-"""AGENTS.md and llms.txt, made from CONTRIBUTING.md and the guide: `scripts/docs --texts` writes them."""
+"""AGENTS.md and llms.txt, made from CONTRIBUTING.md and the guide: `scripts/docs --texts` writes them, and the recipes of recipes/models."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from pathlib import Path
+
+from pages import model_recipes
 
 from homelab.cli import guide
 
@@ -44,3 +46,5 @@ if __name__ == "__main__":
     for name, make in TEXTS.items():
         (REPOSITORY / name).write_text(make(), encoding="utf-8")
         print(f"wrote {name}")
+    model_recipes.write(REPOSITORY / "recipes" / "models")
+    print("wrote recipes/models")

@@ -5,18 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pages.model_recipes import CARDS, HELD, ROWS
 
 import homelab
 from homelab.controller.config.cluster import Cluster, Gpu, Node
 from homelab.controller.features.new import data_look, training_choice
-from homelab.controller.features.new.decisions import Rows
 from homelab.controller.features.new.training_choice import Seen, Wish
 from homelab.controller.planning.inputs import PlanInputs
 from tests.builders import PORT, RUN, address_of
 
-CARDS = {"8 GB": "RTX 4060", "12 GB": "RTX 3060", "16 GB": "RTX 4060 Ti", "24 GB": "RTX 3090"}
-HELD = {"lora": "16 bits", "qlora": "4 bits"}
-ROWS = Rows(count=5000, longest=1024, tokens=2_500_000, loss_part=0.5, is_counted=True)
 PAGE = (Path(homelab.__file__).parent / "docs" / "new.md").read_text(encoding="utf-8")
 LINES = [
     [cell.strip() for cell in line.strip("|").split("|")]
@@ -28,8 +25,8 @@ HEAD, MODELS = LINES[0][1:], {cells[0].strip("`"): cells[1:] for cells in LINES[
 
 def cluster_of(heading: str) -> Cluster:
     """ "12 and 8 GB": two machines with a card each."""
-    sizes = [f"{size} GB" for size in heading.removesuffix(" GB").split(" and ")]
-    gpus = [Gpu(model=CARDS[size], vram_gb=float(size.removesuffix(" GB"))) for size in sizes]
+    sizes = [int(size) for size in heading.removesuffix(" GB").split(" and ")]
+    gpus = [Gpu(model=CARDS[size], vram_gb=float(size)) for size in sizes]
     return Cluster(nodes=tuple(Node(name=f"n{number}", host=address_of(f"n{number}"), gpus=(gpu,)) for number, gpu in enumerate(gpus)))
 
 
