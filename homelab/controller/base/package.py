@@ -15,11 +15,11 @@ def install(*requirements: str) -> Command:
     return Command(" ".join(shlex.quote(word) for word in (sys.executable, "-m", "pip", "install", *requirements)))
 
 
-def require(module: str, requirement: str = "") -> None:
-    """Raises HomelabError if the module is not installed for the Python of this process. `requirement`: what pip is asked for."""
+def require(module: str, *requirements: str) -> None:
+    """Raises HomelabError if the module is not installed for the Python of this process. `requirements`: what pip is asked for."""
     if importlib.util.find_spec(module) is None:
         raise HomelabError(
             f"the package {module} is not installed on this machine (the nodes need nothing for it)",
             where=f"the Python that homelab runs in, {sys.executable}",
-            hint=install(requirement or module),
+            hint=install(*requirements or (module,)),
         )

@@ -1,8 +1,8 @@
-"""The tables of a report's page. Every text is escaped here; every table has headers, and scrolls by itself where the screen is narrow. Pure."""
+"""The tables of a report as values, and as HTML: every text is escaped here, and every table scrolls by itself where the screen is narrow. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Literal
@@ -14,9 +14,10 @@ from homelab.controller.features.report.run_report import RunReport
 
 @dataclass(frozen=True)
 class Markup:
-    """HTML that is made here, and is not escaped again."""
+    """HTML that is made here, and is not escaped again. `text` is the same for a reader that shows no HTML."""
 
     html: str
+    text: str = ""
 
 
 Cell = str | Markup
@@ -24,19 +25,29 @@ Look = Literal["", "n", "t", "text"]
 """Class of a column: numbers, times, texts of several lines."""
 
 
-def table(caption: str, heads: Sequence[tuple[str, Look]], rows: Iterable[Sequence[Cell]], *, is_tall: bool = False) -> str:
-    """One table; the first cell of a row is its header."""
-    body = "".join(
-        "<tr>"
-        + "".join(_cell(cell, look, is_head=place == 0) for place, (cell, (_, look)) in enumerate(zip(row, heads, strict=True)))
-        + "</tr>"
-        for row in rows
-    )
-    head = "".join(f'<th scope="col"{_class(look)}>{escape(name)}</th>' for name, look in heads)
-    return (
-        f'<div class="scroll{" tall" if is_tall else ""}" tabindex="0" role="region" aria-label="{escape(caption)}">'
-        f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+@dataclass(frozen=True)
+class Table:
+    """One table; the first cell of a row is its header. `is_tall`: it may be long, and scrolls downwards, too."""
+
+    caption: str
+    heads: Sequence[tuple[str, Look]]
+    rows: Sequence[Sequence[Cell]]
+    is_tall: bool = False
+
+    def html(self) -> str:
+        """Every text in it is escaped."""
+        body = "".join(
+            "<tr>"
+            + "".join(_cell(cell, look, is_head=place == 0) for place, (cell, (_, look)) in enumerate(zip(row, self.heads, strict=True)))
+            + "</tr>"
+            for row in self.rows
+        )
+        head = "".join(f'<th scope="col"{_class(look)}>{escape(name)}</th>' for name, look in self.heads)
+        caption = escape(self.caption)
+        return (
+            f'<div class="scroll{" tall" if self.is_tall else ""}" tabindex="0" role="region" aria-label="{caption}">'
+            f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        )
 
 
 def _cell(cell: Cell, look: Look, *, is_head: bool) -> str:
@@ -48,7 +59,7 @@ def _class(look: Look) -> str:
     return f' class="{look}"' if look else ""
 
 
-def attempts(report: RunReport) -> str:
+def attempts(report: RunReport) -> Table:
     """Every start of the run."""
     rows = [
         (
@@ -62,22 +73,26 @@ def attempts(report: RunReport) -> str:
     heads: list[tuple[str, Look]] = [
         ("attempt", ""), ("began", "t"), ("took", "t"), ("end", ""), ("after step", "n"), ("last step that counts", "n"), ("nodes", ""), ("why it failed", "text"),
     ]  # fmt: skip
-    return table("Attempts: each start of the training on all its nodes", heads, rows)
+    return Table("Attempts: each start of the training on all its nodes", heads, rows)
 
 
-def timeline(report: RunReport) -> str:
+def timeline(report: RunReport) -> Table:
     """What happened, in order."""
     heads: list[tuple[str, Look]] = [("time", "t"), ("kind", "t"), ("what", "text")]
     rows: list[Sequence[Cell]] = [
-        (text.moment(entry.time, report.utc_offset_s), Markup(f'<span class="sort-{entry.sort}">{entry.sort}</span>'), entry.text)
+        (
+            text.moment(entry.time, report.utc_offset_s),
+            Markup(f'<span class="sort-{entry.sort}">{entry.sort}</span>', entry.sort),
+            entry.text,
+        )
         for entry in report.timeline
     ]
     if report.timeline_left_out:
         rows.insert(len(rows) // 2, ("…", "", f"{report.timeline_left_out} events are not shown; events.jsonl of the run has all"))
-    return table("Faults, rebalances and other events", heads, rows, is_tall=True)
+    return Table("Faults, rebalances and other events", heads, rows, is_tall=True)
 
 
-def shares(report: RunReport) -> str:
+def shares(report: RunReport) -> Table:
     """Each rank's part of the tokens."""
     heads: list[tuple[str, Look]] = [
         ("rank", "n"), ("node", ""), ("card or processor", ""), ("planned", "n"), ("done", "n"), ("planned above, done below", ""), ("tokens", "n"),
@@ -90,7 +105,7 @@ def shares(report: RunReport) -> str:
         )
         for row in report.shares
     ]  # fmt: skip
-    return table("Shares of the work by rank", heads, rows)
+    return Table("Shares of the work by rank", heads, rows)
 
 
 def _share(planned: float | None, done: float | None) -> Markup:
@@ -104,17 +119,17 @@ def _share(planned: float | None, done: float | None) -> Markup:
     return Markup(f'<svg class="share" viewBox="0 0 100 9" preserveAspectRatio="none" aria-hidden="true">{bars}</svg>')
 
 
-def compared(report: RunReport) -> str:
+def compared(report: RunReport) -> Table:
     """The plan beside what happened."""
     heads: list[tuple[str, Look]] = [("figure", ""), ("planned", "n"), ("happened", "n")]
-    return table(
+    return Table(
         "Speeds are of the newest attempt: its plan, and the median of its steps",
         heads,
         [(row.what, row.planned, row.happened) for row in report.compared],
     )
 
 
-def energy(report: RunReport) -> str:
+def energy(report: RunReport) -> Table:
     """What each card used."""
     heads: list[tuple[str, Look]] = [
         ("node", ""), ("card", ""), ("energy", "n"), ("cost", "n"), ("measured", "t"), ("tokens", "n"), ("tokens per kWh", "n"), ("note", "text"),
@@ -127,7 +142,7 @@ def energy(report: RunReport) -> str:
         )
         for card in report.energy.cards
     ]  # fmt: skip
-    return table("Energy of the graphics cards only, without processors, memory and power supplies", heads, rows)
+    return Table("Energy of the graphics cards only, without processors, memory and power supplies", heads, rows)
 
 
 def cost(value: float | None, currency: str) -> str:
@@ -137,25 +152,25 @@ def cost(value: float | None, currency: str) -> str:
     return f"{value:.2f} {currency}".rstrip() if value >= 1 else f"{value:.2g} {currency}".rstrip()
 
 
-def answers(report: RunReport) -> str:
+def answers(report: RunReport) -> Table:
     """Questions, and what the model said before and after its training."""
     heads: list[tuple[str, Look]] = [("question", "text"), ("before training", "text"), ("after training", "text")]
-    return table(
+    return Table(
         "Answers of `homelab chat`", heads, [(row.question, row.before or "not asked", row.after or "not asked") for row in report.answers]
     )
 
 
-def machines(report: RunReport) -> str:
+def machines(report: RunReport) -> Table:
     """Nodes with their cards and packages."""
     heads: list[tuple[str, Look]] = [("node", ""), ("cards or processors", ""), ("versions", "text")]
-    return table(
+    return Table(
         "Machines at the launch",
         heads,
         [(row.node, ", ".join(row.devices), ", ".join(row.versions) or text.UNKNOWN) for row in report.machines],
     )
 
 
-def steps(report: RunReport) -> str:
+def steps(report: RunReport) -> Table:
     """The figures of the curves."""
     heads: list[tuple[str, Look]] = [
         ("step", "n"),
@@ -173,6 +188,6 @@ def steps(report: RunReport) -> str:
         )
         for row in report.steps
     ]  # fmt: skip
-    return table(
+    return Table(
         f"{len(report.steps)} of {words.count(report.step_count)} steps, evenly, and those with an evaluation", heads, rows, is_tall=True
     )

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from homelab.controller.base.units import gibibytes
 from homelab.controller.features.report import number_text as text
-from homelab.controller.features.report.page_tables import Look, table
+from homelab.controller.features.report.page_tables import Look, Table
 from homelab.controller.features.report.run_report import Profiled
 
 _MOST_EXCHANGES = 24
 
 
-def html(profiled: Profiled) -> str:
-    """Three tables; the one about exchanges is left out where one rank trains alone."""
+def note(profiled: Profiled) -> str:
+    """Which steps the profiler saw."""
     first, last = profiled.steps
     steps = f"steps {first} to {last}" if first != last else f"step {first}"
-    note = f"Torch's profiler saw {steps} on rank {', '.join(map(str, profiled.ranks))}; profiled steps are slower than others."
-    return (
-        f'<p class="note">{escape(note)}</p>'
-        + _operators(profiled)
-        + (_exchanges(profiled) if profiled.exchanges else "")
-        + _memory(profiled)
-    )
+    return f"Torch's profiler saw {steps} on rank {', '.join(map(str, profiled.ranks))}; profiled steps are slower than others."
 
 
-def _operators(profiled: Profiled) -> str:
+def tables(profiled: Profiled) -> list[Table]:
+    """Three; the one about exchanges is left out where one rank trains alone."""
+    return [_operators(profiled), *([_exchanges(profiled)] if profiled.exchanges else []), _memory(profiled)]
+
+
+def _operators(profiled: Profiled) -> Table:
     heads: list[tuple[str, Look]] = [
         ("operator", ""),
         ("calls", "n"),
@@ -45,10 +42,10 @@ def _operators(profiled: Profiled) -> str:
         )
         for row in profiled.operators
     ]
-    return table("The slowest operators, by their own time on all of these ranks", heads, rows)
+    return Table("The slowest operators, by their own time on all of these ranks", heads, rows)
 
 
-def _exchanges(profiled: Profiled) -> str:
+def _exchanges(profiled: Profiled) -> Table:
     heads: list[tuple[str, Look]] = [
         ("exchange", ""),
         ("kind", ""),
@@ -70,16 +67,16 @@ def _exchanges(profiled: Profiled) -> str:
         for row in dearest
     ]
     whole = sum(row.sent_bytes for row in profiled.exchanges) / 1e6
-    return table(f"What a rank exchanges in a step: it sends {whole:.3f} MB", heads, rows)
+    return Table(f"What a rank exchanges in a step: it sends {whole:.3f} MB", heads, rows)
 
 
-def _memory(profiled: Profiled) -> str:
+def _memory(profiled: Profiled) -> Table:
     heads: list[tuple[str, Look]] = [("rank", ""), ("most held", "n"), ("planned", "n"), ("at", "")]
     rows = [
         (f"{row.rank} ({row.node})", _gib(row.peak_bytes), _gib(row.predicted_bytes), row.peak_phase or text.NONE)
         for row in profiled.memory
     ]
-    return table("Memory of torch, compared with the plan", heads, rows)
+    return Table("Memory of torch, compared with the plan", heads, rows)
 
 
 def _gib(size_bytes: int | None) -> str:

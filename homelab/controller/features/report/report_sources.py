@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -37,15 +38,28 @@ def gather(fleet: Fleet, paths: RunPaths, cluster: Cluster) -> Sources:
     except HomelabError as error:
         state = run_folder.state_of(paths)
         missing.append(f"newer metrics may be on the nodes: {error.message}")
-    run_json = store.read_object(paths.run_json)
+    return recorded(paths, cluster, store.read_lines(paths.metrics_jsonl), fleet=fleet, state=state, missing=missing)
+
+
+def recorded(
+    paths: RunPaths,
+    cluster: Cluster,
+    lines: Sequence[dict[str, Any]],
+    *,
+    fleet: Fleet | None = None,
+    state: str = "",
+    missing: Sequence[str] = (),
+) -> Sources:
+    """What is written down on this machine. `lines`: of the metrics; `fleet`: is asked for the energy of the cards."""
+    run_json, gone = store.read_object(paths.run_json), list(missing)
     now = time.time()
     plans = {number: plan for number in run_folder.attempts(paths) if (plan := _plan(paths, number))}
     diagnoses = {number: stored.diagnosis for number in plans if (stored := diagnosis_store.read(paths, number))}
     return Sources(
-        run=paths.name, state=state, now=now, about=RunAbout.model_validate(run_json), recipe=run_record.recipe_in(run_json), plans=plans,
-        metrics=[metric for line in store.read_lines(paths.metrics_jsonl) if (metric := _metric(line))], events=event_log.lines(paths), diagnoses=diagnoses,
-        price=cluster.energy, asked=[asked for line in store.read_lines(paths.answers_jsonl) if (asked := _asked(line))], missing=missing,
-        utc_offset_s=time.localtime(now).tm_gmtoff, energy=_energy(fleet, paths, plans), profiles=_profiles(paths, run_json, missing),
+        run=paths.name, state=state or run_folder.state_of(paths), now=now, about=RunAbout.model_validate(run_json), recipe=run_record.recipe_in(run_json),
+        plans=plans, metrics=[metric for line in lines if (metric := _metric(line))], events=event_log.lines(paths), diagnoses=diagnoses,
+        price=cluster.energy, asked=[asked for line in store.read_lines(paths.answers_jsonl) if (asked := _asked(line))], missing=gone,
+        utc_offset_s=time.localtime(now).tm_gmtoff, energy=_energy(fleet, paths, plans), profiles=_profiles(paths, run_json, gone),
     )  # fmt: skip
 
 
@@ -66,10 +80,10 @@ def _profiles(paths: RunPaths, run_json: Mapping[str, object], missing: list[str
     return sorted(found, key=lambda profile: profile.rank)
 
 
-def _energy(fleet: Fleet, paths: RunPaths, plans: Mapping[int, Plan]) -> dict[Place, Sequence[CardJoules]]:
+def _energy(fleet: Fleet | None, paths: RunPaths, plans: Mapping[int, Plan]) -> dict[Place, Sequence[CardJoules]]:
     """What the nodes say now, and of those that do not answer what they said for an earlier report: it is kept in the run's folder."""
     said = store.read_object(paths.energy_json)
-    if any(plan.device == "cuda" for plan in plans.values()):
+    if fleet is not None and any(plan.device == "cuda" for plan in plans.values()):
         answers, _ = fleet.ask("energies", RunRequest(run=paths.name))
         said.update({node: answer for node, answer in answers.items() if answer["attempts"]})
         if said:

@@ -55,19 +55,29 @@ def all_runs(fleet: Fleet, runs_dir: Path, say: Say) -> RunIndex:
     say("reading the runs of the nodes")
     answers, unreachable = fleet.ask("runs")
     event_log.tell_secrets_removed(runs_dir, answers)
-    rows: dict[str, RunRow] = {}
-    for paths in store.runs_in(runs_dir):
-        attempt = store.read_object(paths.state_json).get("attempt")
-        rows[paths.name] = RunRow(
-            paths.name, run_folder.state_of(paths), attempt if isinstance(attempt, int) else 0, run_folder.created_at(paths) or None
-        )
+    rows = {row.name: row for row in kept_here(runs_dir)}
     entries: dict[str, dict[str, NodeEntry]] = {}
     for node, answer in answers.items():
         for entry in answer["runs"]:
             rows.setdefault(entry["name"], RunRow(entry["name"], "", 0, entry["created_at"]))
             entries.setdefault(entry["name"], {})[node] = NodeEntry.of(entry)
     judged = [judge(replace(row, nodes=tuple(entries.get(name, ()))), entries.get(name, {}).values()) for name, row in rows.items()]
-    return RunIndex(tuple(sorted(judged, key=lambda row: row.created_at or 0.0, reverse=True)), unreachable)
+    return RunIndex(newest_first(judged), unreachable)
+
+
+def kept_here(runs_dir: Path) -> tuple[RunRow, ...]:
+    """Those of `runs_dir`, as this machine saw them last."""
+    rows = []
+    for paths in store.runs_in(runs_dir):
+        attempt = store.read_object(paths.state_json).get("attempt")
+        number = attempt if isinstance(attempt, int) else 0
+        rows.append(RunRow(paths.name, run_folder.state_of(paths), number, run_folder.created_at(paths) or None))
+    return newest_first(rows)
+
+
+def newest_first(rows: Iterable[RunRow]) -> tuple[RunRow, ...]:
+    """In the order of their launches."""
+    return tuple(sorted(rows, key=lambda row: row.created_at or 0.0, reverse=True))
 
 
 def judge(row: RunRow, entries: Iterable[NodeEntry]) -> RunRow:

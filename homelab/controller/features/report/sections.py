@@ -1,0 +1,93 @@
+"""The parts of a report as values: what stands under which heading, for its HTML file and for the page of `homelab web`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from homelab.controller.dashboard import words
+from homelab.controller.features.report import number_text as text
+from homelab.controller.features.report import page_tables, profile_section
+from homelab.controller.features.report.page_tables import Table
+from homelab.controller.features.report.run_report import RunReport
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure that is looked for first, as text with its unit; `note` is said below it."""
+
+    name: str
+    value: str
+    note: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        return self.value != text.UNKNOWN
+
+
+def figures(report: RunReport) -> tuple[Figure, ...]:
+    """Those of the whole run."""
+    happened = {row.what: row.happened for row in report.compared}
+    losses = {series.label: series.points for curve in report.curves if curve.name == "Loss" for series in curve.series}
+    last, held_out = losses.get("training", ())[-1:], losses.get("held out", ())
+    best = min(held_out, key=lambda point: point.value, default=None)
+    energy, count = report.energy, len(report.attempts)
+    found = [
+        Figure("steps", happened.get("steps", text.UNKNOWN)),
+        Figure("duration", happened.get("duration", text.UNKNOWN), f"{count} attempt{'s' if count != 1 else ''}"),
+        Figure("last loss", words.loss(last[0].value) if last else text.UNKNOWN, "nats per token" if last else ""),
+        Figure("best held-out loss", words.loss(best.value) if best else text.UNKNOWN, f"in step {best.step}" if best else ""),
+        Figure("speed", happened.get("speed of all ranks", text.UNKNOWN)),
+        Figure(
+            "energy of the cards",
+            text.kwh(energy.kwh),
+            "" if energy.is_complete or energy.kwh is None else "some cards or times are missing",
+        ),
+    ]
+    if energy.price_per_kwh is not None:
+        found.append(
+            Figure("cost", page_tables.cost(energy.cost, energy.currency), f"at {energy.price_per_kwh:g} {energy.currency} per kWh")
+        )
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the report: its id, its heading, what is said of it in a sentence, and its tables."""
+
+    name: str
+    heading: str
+    tables: Sequence[Table]
+    note: str = ""
+
+
+def sections(report: RunReport) -> Iterator[Section]:
+    """Those that have something to show, without the curves."""
+    if report.attempts:
+        yield Section("attempts", "Attempts", [page_tables.attempts(report)])
+    if report.timeline:
+        yield Section("events", "Faults and rebalances", [page_tables.timeline(report)])
+    if report.shares:
+        yield Section("shares", "Shares of the work", [page_tables.shares(report)])
+    if report.compared:
+        yield Section("plan", "Plan and what happened", [page_tables.compared(report)])
+    if report.profiled:
+        yield Section("profile", "Profile", profile_section.tables(report.profiled), profile_section.note(report.profiled))
+    if report.energy.cards:
+        yield Section("energy", "Energy", [page_tables.energy(report)], _energy_note(report))
+    if report.answers:
+        yield Section("answers", "Questions before and after", [page_tables.answers(report)])
+    if report.machines or report.facts:
+        facts = [Table("The training and its software", [("figure", ""), ("value", "text")], report.facts)] if report.facts else []
+        yield Section("machines", "Machines and versions", [*([page_tables.machines(report)] if report.machines else []), *facts])
+    if report.steps:
+        yield Section("steps", "Figures by step", [page_tables.steps(report)])
+
+
+def _energy_note(report: RunReport) -> str:
+    said = []
+    if report.energy.tokens_per_kwh is not None:
+        said.append(f"All cards together: {words.count(report.energy.tokens_per_kwh)} tokens per kWh.")
+    if report.energy.price_per_kwh is None:
+        said.append("No price is known: put `price_per_kwh` under [energy] in cluster.toml.")
+    return " ".join(said)
