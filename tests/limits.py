@@ -36,6 +36,7 @@ ROOMS = ("base", "config", "facts", "planning", "launchers", "remote", "run", "d
 SHIPPED = {"node": {"shared"}, "worker": {"shared"}, "shared": set[str]()}
 # One name, one meaning: the modules that share a name, and the meaning that they share.
 SHARED_NAMES = {
+    "answer": "the first line of what a command prints",
     "base": "the class that everything in its folder derives from",
     "card_memory": "the memory of a graphics card",
     "chat": "one question to the trained model",

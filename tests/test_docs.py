@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from pages import site, texts
@@ -71,3 +72,10 @@ def test_the_site_has_every_page_in_the_order_of_the_guide(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", texts.TEXTS)
 def test_the_texts_for_programs_are_those_of_the_guide(name: str) -> None:
     assert (REPOSITORY / name).read_text(encoding="utf-8") == texts.TEXTS[name](), "make them again: scripts/docs --texts"
+
+
+def test_the_picture_is_a_real_run_and_loads_nothing() -> None:
+    picture = texts.TEXTS[".assets/dashboard.svg"]()
+    words = "".join(ElementTree.fromstring(picture).itertext()).replace("\xa0", " ")
+    assert "trains: step" in words and "homelab recover" in words and "…" not in words and "[W1" not in words
+    assert "http" not in picture.replace("http://www.w3.org/2000/svg", "")

@@ -26,6 +26,7 @@ def command(
     ] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="The number of lines of each stream.")] = 40,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay and print new lines.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Every line, also the warnings of torch that repeat or name no error.")] = False,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
     as_json: common.JsonOption = False,
@@ -45,17 +46,19 @@ def command(
         if as_json:
             common.print_json(read(lines).as_dict())
         else:
-            _print(read, lines, follow, common.same_options(cluster, runs_dir))
+            _print(read, lines, follow, _Printed(raw), common.same_options(cluster, runs_dir))
     return 0
 
 
-def _print(read: Callable[[int], RunLogs], lines: int, follow: bool, options: str) -> None:
+def _print(read: Callable[[int], RunLogs], lines: int, follow: bool, printed: _Printed, options: str) -> None:
     """The last lines; with `follow` also what comes after them, until the run ends."""
-    logs, printed = read(lines), _Printed()
+    logs = read(lines)
     terminal.echo(_title(logs, options))
     printed.add(logs, headings=True)
     if not any(printed.tails.values()) and logs.is_final and not logs.unreachable:
         terminal.echo("nothing was printed in it")
+    if printed.has_folded:
+        terminal.echo(f"Every line: {homelab(f'logs {logs.run} --raw{options}')}")
     while follow and not logs.is_final:
         time.sleep(_FOLLOW_INTERVAL_S)
         before, logs = logs, read(max(lines, _LEAST_LINES_FOLLOWED))
@@ -75,10 +78,12 @@ def _title(logs: RunLogs, options: str) -> str:
 
 
 class _Printed:
-    """What was printed of each stream: (label, stream) -> its last lines."""
+    """What was printed of each stream: (label, stream) -> its last lines. `raw`: nothing is folded."""
 
-    def __init__(self) -> None:
+    def __init__(self, raw: bool) -> None:
         self.tails: dict[tuple[str, str], list[str]] = {}
+        self.has_folded = False
+        self._raw = raw
 
     def add(self, logs: RunLogs, *, headings: bool) -> None:
         """Print what is new in each stream; with `headings` in blocks, else each line with its label."""
@@ -91,9 +96,12 @@ class _Printed:
             terminal.echo(f"{node} could not be asked: {why}", err=True)
 
     def _add(self, label: str, stream: str, lines: list[str], headings: bool) -> None:
+        from homelab.controller.dashboard.log_noise import without_noise
         from homelab.controller.features.status.logs import new_lines
 
-        new = new_lines(self.tails.get((label, stream), []), lines)
+        whole = new_lines(self.tails.get((label, stream), []), lines)
+        new = whole if self._raw else without_noise(whole)
+        self.has_folded |= new != whole
         self.tails[label, stream] = lines
         if new and headings:
             terminal.echo("\n".join([f"--- {label}, {stream}", *new]))

@@ -30,7 +30,8 @@ def main() -> None:
     except KeyboardInterrupt:
         signals.ignore()
         code = errors.EXIT_INTERRUPTED
-    if code == errors.EXIT_INTERRUPTED:  # typer makes this code of a Ctrl-C by itself, and says nothing
+    # typer makes this code of a Ctrl-C by itself, and says nothing
+    if code == errors.EXIT_INTERRUPTED and not isinstance(code, errors.ToldExit):
         terminal.echo("interrupted", err=True)
     sys.exit(code)
 

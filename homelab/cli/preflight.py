@@ -122,11 +122,13 @@ class _Preflight:
         return replace(look, refused=None) if "fit.memory" in self.skipped else look
 
     def show(self, look: PreflightResult) -> None:
-        """Print the table. Its lines are not wrapped: each command can be pasted into another terminal."""
+        """Print the answer and the table. Its lines are not wrapped: each command can be pasted into another terminal."""
         from homelab.controller.checks import presentation
         from homelab.controller.checks.machine import version_drift
 
         names = [node.name for node in self.fleet.cluster.nodes]
+        refused = "" if look.refused is None else look.refused.message
+        self.console.print(presentation.answer(look.findings, names, refused=refused, is_all=not self.skipped), soft_wrap=True)
         self.console.print(presentation.table(look.findings, names, version_drift.table(look.evidence)), soft_wrap=True)
 
     def document(self, look: PreflightResult) -> dict[str, object]:
@@ -145,7 +147,7 @@ class _Preflight:
         }
 
     def next_command(self, look: PreflightResult, *, fix: bool) -> str:
-        """The verdict, and what to run next."""
+        """What to run next."""
         from homelab.controller.base.shell import file_word
         from homelab.controller.checks import presentation
 
@@ -153,14 +155,13 @@ class _Preflight:
         options = common.same_options(self.cluster_file)
         if presentation.worst(look.findings) != "fail":
             if look.refused is not None:  # a launch would say the same
-                subject = "The recipe" if self.recipe_file else "A training"
-                return f"{subject} cannot be launched on these nodes: {look.refused.message}\nfix:   {look.refused.hint}"
+                return f"fix:   {look.refused.hint}"
             busy = next((finding for finding in look.findings if finding.is_busy), None)
             if busy is not None:
-                return f"Nothing fails, and {busy.node} has other work. {with_options(busy.hint, common.options_of(self.cluster_file))}"
+                return str(with_options(busy.hint, common.options_of(self.cluster_file)))
             if self.skipped:
-                return f"Ready to train, as far as it was checked. All checks: homelab preflight{name}{options}"
-            return f"Ready to train. Next: homelab plan{name or ' RECIPE'}{options}"
+                return f"All checks: homelab preflight{name}{options}"
+            return f"Next: homelab plan{name or ' RECIPE'}{options}"
         runnable = not fix and presentation.offered_fixes(look.findings)
         again = f"homelab preflight{name}{' --fix' if runnable else ''}{options}"
         check = next(finding.check for finding in look.findings if finding.level == "fail")

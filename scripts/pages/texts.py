@@ -1,4 +1,4 @@
-"""AGENTS.md and llms.txt, made from CONTRIBUTING.md and the guide: `scripts/docs --texts` writes them, and the recipes of recipes/models."""
+"""AGENTS.md and llms.txt, made from CONTRIBUTING.md and the guide: `scripts/docs --texts` writes them, the recipes of recipes/models and the README's picture."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from pages import model_recipes
+from pages import model_recipes, picture
 
 from homelab.cli import guide
 
@@ -40,7 +40,7 @@ def agents() -> str:
     )
 
 
-TEXTS: dict[str, Callable[[], str]] = {"AGENTS.md": agents, "llms.txt": llms}
+TEXTS: dict[str, Callable[[], str]] = {"AGENTS.md": agents, "llms.txt": llms, ".assets/dashboard.svg": picture.svg}
 
 if __name__ == "__main__":
     for name, make in TEXTS.items():

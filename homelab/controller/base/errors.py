@@ -28,8 +28,12 @@ from homelab.shared.protocol.errors import (
 
 __all__ = (
     "EXIT_DONE", "EXIT_FAILED", "EXIT_INPUT", "EXIT_INTERNAL", "EXIT_INTERRUPTED", "EXIT_UNREACHABLE", "BusyError", "HomelabError", "InputError", "NoRoomError",
-    "SilentError", "StoppedError", "SupersededError", "TakenError", "ThreePartError", "UnreachableError", "did_you_mean",
+    "SilentError", "StoppedError", "SupersededError", "TakenError", "ThreePartError", "ToldExit", "UnreachableError", "did_you_mean",
 )  # fmt: skip
+
+
+class ToldExit(int):
+    """An exit code whose reason was told already, in better words than its own."""
 
 
 class HomelabError(ThreePartError):

@@ -27,6 +27,25 @@ def worst(findings: Iterable[Finding]) -> Level:
     return max((finding.level for finding in findings), key=_ORDER.__getitem__, default="ok")
 
 
+def answer(findings: Sequence[Finding], nodes: Sequence[str], *, refused: str = "", is_all: bool = True) -> Text:
+    """The first line: whether these nodes can train, or how much is wrong and where. `refused`: why a launch would not start; `is_all`: no check was left out."""
+    level = worst(findings)
+    found = [finding for finding in findings if finding.level == level != "ok"]
+    count = len({(finding.check, finding.message) for finding in found})
+    places = list(dict.fromkeys(finding.node or "this machine" for finding in found))
+    on = f"on {', '.join(places)}" if len(places) <= _MOST_NODES_WITH_TEXT else f"on {len(places)} nodes"
+    if level == "fail":
+        return Text(f"Not ready to train: {count} fault{'s' * (count != 1)} {on}.", style=_STYLES["fail"])
+    if refused:
+        return Text(f"Not ready to train: {refused}", style=_STYLES["fail"])
+    busy = next((finding.node for finding in findings if finding.is_busy), None)
+    if busy is not None:
+        return Text(f"Nothing fails, and {busy} has other work.", style=_STYLES["warn"])
+    ready = "Ready to train" if is_all else "Ready to train, as far as it was checked"
+    warned = f" ({count} warning{'s' * (count != 1)} {on})" if count else ""
+    return Text(f"{ready}: nothing fails on {len(nodes)} node{'s' * (len(nodes) != 1)}{warned}.", style=_STYLES["ok"])
+
+
 def as_json(findings: Iterable[Finding]) -> list[dict[str, str]]:
     """[{"check", "node", "level", "message", "hint", "fix"}], in the order of the checks; node "" is the cluster or this machine."""
     return [finding.as_dict() for finding in findings]

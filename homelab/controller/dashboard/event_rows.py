@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from homelab.controller.dashboard.snapshot import EventRow
-from homelab.controller.run.events import text_of
+from homelab.controller.run import events as run_events
 from homelab.shared.protocol.rank_messages import Metric
 
 
@@ -29,4 +29,4 @@ def _rising(rows: Sequence[EventRow]) -> list[tuple[float, EventRow]]:
 
 def event_row(event: Mapping[str, Any]) -> EventRow:
     """One line of events.jsonl: {"time", "what", and details}."""
-    return EventRow(time=float(event.get("time") or 0.0), text=text_of(event))
+    return EventRow(time=float(event.get("time") or 0.0), text=run_events.text_of(event), tone=run_events.read(event).tone)

@@ -7,8 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from io import StringIO
-from pathlib import Path
 from typing import Literal
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -20,29 +18,6 @@ from homelab.controller.dashboard.plain_characters import has_unicode
 from homelab.controller.dashboard.snapshot import Snapshot
 
 _REDRAWS_PER_S = 2.0  # so that a resized window is filled soon, between two looks
-
-# rich's own, without its web fonts: a picture in a README must not load anything.
-_SVG = """\
-<svg class="rich-terminal" viewBox="0 0 {width} {height}" xml:space="preserve" xmlns="http://www.w3.org/2000/svg">
-<style>
-.{unique_id}-matrix {{ font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace; font-size: {char_height}px;
-  line-height: {line_height}px; font-variant-east-asian: full-width; }}
-.{unique_id}-title {{ font-size: 18px; font-weight: bold; font-family: sans-serif; }}
-{styles}
-</style>
-<defs>
-<clipPath id="{unique_id}-clip-terminal"><rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" /></clipPath>
-{lines}
-</defs>
-{chrome}
-<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
-{backgrounds}
-<g class="{unique_id}-matrix">
-{matrix}
-</g>
-</g>
-</svg>
-"""
 
 
 @dataclass(frozen=True)
@@ -153,12 +128,3 @@ def _leave(last: Snapshot | None, console: Console, again: str) -> None:
         stop = next((next_.command for next_ in last.next_commands if next_.purpose == "stop"), "") if last else ""
         ways = (f"; to look again: {again}" if again else "") + (f"; to end it: {stop}" if stop else "")
         console.print(f"The run continues without the dashboard{ways}", markup=False, highlight=False, soft_wrap=True)
-
-
-def export_svg(snapshot: Snapshot, path: Path, *, width: int = 100, height: int | None = None) -> None:
-    """Write the dashboard as an SVG picture, replacing `path` in one step. Raises OSError where the disk refuses."""
-    console = Console(record=True, width=width, file=StringIO(), force_terminal=True, color_system="truecolor")
-    console.print(view.render(snapshot, width, height))
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text(console.export_svg(title=f"homelab status {snapshot.run}", code_format=_SVG), encoding="utf-8")
-    os.replace(beside, path)

@@ -10,6 +10,7 @@ from functools import lru_cache
 from rich.text import Text
 
 from homelab.controller.dashboard.columns import clip
+from homelab.controller.dashboard.log_noise import without_noise
 from homelab.controller.dashboard.screen import Section
 from homelab.controller.dashboard.snapshot import RankRow, Snapshot
 from homelab.controller.dashboard.view_state import ViewState
@@ -18,7 +19,6 @@ _TAIL_LINES = 200  # of each rank
 _LINES_UNBOUNDED = 15  # where no height is given
 _WIDE = 70  # cells from which on there is room for "x3, ranks 0 to 2"
 _MOST_LABEL = 24
-_HARMLESS = "hostname of the client socket cannot be retrieved"
 
 
 def log_lines(snapshot: Snapshot, rank: int | None) -> tuple[LogLine, ...]:
@@ -59,8 +59,8 @@ def _heading(snapshot: Snapshot, state: ViewState, hidden: int) -> str:
 
 
 def _own_lines(row: RankRow, snapshot: Snapshot) -> tuple[str, ...]:
-    """Without what is told elsewhere: a note stands in the panel above; what gloo says of a name that it does not need means nothing."""
-    return tuple(line for line in row.log_tail if line.removeprefix("note: ") not in snapshot.notes and _HARMLESS not in line)
+    """Without what is told elsewhere (a note stands in the panel above), and with the noise of torch in one line."""
+    return tuple(without_noise([line for line in row.log_tail if line.removeprefix("note: ") not in snapshot.notes], least=1))
 
 
 @dataclass(frozen=True)

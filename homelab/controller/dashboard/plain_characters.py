@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 # Each sign is one cell wide, so that every column keeps its place.
-_SIGNS = str.maketrans("▁▂▃▄▅▆▇█━┄─·●○■✓✗…–→°│┤◆\u202f’“”", '_.:-=+*#=.--*o#vx~-> |+o,\'""')
+_SIGNS = str.maketrans("▁▂▃▄▅▆▇█▉▊▋▌▍▎▏░━┄─·●○■✓✗…–→°│┤◆\u202f’“”", '_.:-=+*#####---.=.--*o#vx~-> |+o,\'""')
 _BRAILLE = range(0x2801, 0x2900)
 
 

@@ -7,6 +7,7 @@ from pydantic import Field
 from homelab.controller.base.hint import Options
 from homelab.controller.base.models import CommandField, DisplayValue, HintField, Value
 from homelab.controller.diagnose.cause import Diagnosis
+from homelab.controller.run.events import Tone
 from homelab.controller.run.state import State
 
 
@@ -104,6 +105,7 @@ class EventRow(DisplayValue):
 
     time: float
     text: str
+    tone: Tone = ""
 
 
 class NextCommand(DisplayValue):

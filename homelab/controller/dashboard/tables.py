@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 
 from rich.text import Text
 
 from homelab.controller.base import units
 from homelab.controller.dashboard import words
-from homelab.controller.dashboard.columns import Column, lay
+from homelab.controller.dashboard.answer import is_silent
+from homelab.controller.dashboard.columns import Column, lay, wrap
 from homelab.controller.dashboard.screen import Section
 from homelab.controller.dashboard.snapshot import Course, LeftOut, NodeRow, RankRow
+from homelab.shared.protocol.phases import BEFORE_TRAINING, TRAINING
 
-_STALE_S = 60.0  # a training rank that was silent for so long is worth a look
 _CONTINUED = "   "  # how the second line of a row begins
 _HOT_C = 87.0  # where consumer cards begin to slow down
 
@@ -30,15 +30,14 @@ def nodes(rows: Sequence[NodeRow], width: int, importance: int, left_out: Sequen
 
 def ranks(rows: Sequence[RankRow], width: int, importance: int, chosen: int | None = None) -> Section:
     """One line per worker process; that of the `chosen` rank stands out, and is kept where there is no room for all."""
-    cells = [(_is_stale(row) or row.rank == chosen, _rank_cells(row, is_chosen=row.rank == chosen)) for row in rows]
+    cells = [(is_silent(row) or row.rank == chosen, _rank_cells(row, is_chosen=row.rank == chosen)) for row in rows]
     return _table(_RANK_COLUMNS, cells, width, "ranks", importance)
 
 
 def _left_out(node: LeftOut, width: int) -> list[Text]:
     """Why it takes no part, in at most two lines."""
-    text = f"{node.name}  left out{': ' if node.because else ''}{' '.join(node.because.split())}"
-    wrapped = textwrap.wrap(text, max(20, width - 2), max_lines=2, placeholder=" …", subsequent_indent=_CONTINUED)
-    return [Text(line, style="dim") for line in wrapped]
+    because = f": {' '.join(node.because.split())}" if node.because else ""
+    return wrap(Text.assemble((f"{node.name}  ", "dim"), ("left out", "yellow"), (because, "dim")), width - 1, len(_CONTINUED), 2)
 
 
 _NODE_COLUMNS = (
@@ -46,11 +45,15 @@ _NODE_COLUMNS = (
     Column("torchrun"),
     Column("address", importance=6),
     # Of the whole machine, whatever else runs there.
+    Column("", importance=7, gap=1),
     Column("host cpu", "right", importance=4),
+    Column("", importance=7, gap=1),
     Column("host memory", "right", importance=5),
     Column("gpu", importance=3),
+    Column("", importance=3, gap=1),
     Column("busy", "right", importance=1),
     Column("", importance=8),
+    Column("", importance=3, gap=1),
     Column("vram", "right", importance=1),
     Column("peak", "right", importance=5),
     Column("free", "right", importance=5),
@@ -63,6 +66,7 @@ _NODE_COLUMNS = (
     Column("", importance=12),
 )
 _COURSE_CELLS = 10
+_BLOCKS = 6  # of the bar beside a figure
 
 
 def _node_cells(row: NodeRow, number: int) -> list[Text]:
@@ -73,9 +77,11 @@ def _node_cells(row: NodeRow, number: int) -> list[Text]:
     gpu = row.gpus[number] if row.gpus else None
     own = [
         Text(row.name),
-        Text(row.torchrun, style="bold red" if row.needs_action else ""),
+        Text(row.torchrun, style="bold red" if row.needs_action else "yellow" if row.torchrun == "not started" else ""),
         Text(row.address, style="dim"),
+        _blocks(row.cpu_load_percent, 100.0),
         Text(words.percent(row.cpu_load_percent)),
+        _blocks(row.memory_used_bytes, row.memory_total_bytes),
         Text(words.used_of(row.memory_used_bytes, row.memory_total_bytes)),
     ]
     if number:
@@ -84,12 +90,14 @@ def _node_cells(row: NodeRow, number: int) -> list[Text]:
     if gpu is None:
         return [*own, Text("–", style="dim"), *(Text() for _ in _NODE_COLUMNS[len(own) + 1 : -len(network)]), *network]
     is_hot = gpu.temperature_c is not None and gpu.temperature_c >= _HOT_C
-    temperature = words.NOTHING if gpu.temperature_c is None else f"{gpu.temperature_c:.0f} °C"
+    temperature = words.NOTHING if gpu.temperature_c is None else f"{'! ' if is_hot else ''}{gpu.temperature_c:.0f} °C"
     return [
         *own,
-        Text(gpu.name.removeprefix("NVIDIA ").removeprefix("GeForce ")).append(" left out" if gpu.is_left_out else "", style="dim"),
+        Text(_short(gpu.name)).append(" left out" if gpu.is_left_out else "", style="dim"),
+        _blocks(gpu.utilisation_percent, 100.0),
         Text(words.percent(gpu.utilisation_percent)),
         _course(gpu.busy, 0.0, 100.0),
+        _blocks(gpu.memory_used_bytes, gpu.memory_total_bytes),
         Text(words.used_of(gpu.memory_used_bytes, gpu.memory_total_bytes)),
         Text(_gb(gpu.memory_peak_bytes)),
         Text(_gb(gpu.memory_free_bytes)),
@@ -100,6 +108,16 @@ def _node_cells(row: NodeRow, number: int) -> list[Text]:
         _course(gpu.power, 0.0, gpu.power_limit_w),
         *network,
     ]
+
+
+def _short(card: str) -> str:
+    return card.removeprefix("NVIDIA ").removeprefix("GeForce ").removesuffix(" GPU")
+
+
+def _blocks(used: float | None, total: float | None) -> Text:
+    """A bar of blocks, empty where one of both is not known."""
+    filled, rest = words.blocks(None if used is None or not total else used / total, _BLOCKS)
+    return Text(filled).append(rest, style="dim")
 
 
 def _gb(size_bytes: int | None) -> str:
@@ -137,30 +155,27 @@ _RANK_COLUMNS = (
 _BAR_CELLS = 16
 
 
-def _is_stale(row: RankRow) -> bool:
-    return row.phase == "training" and row.heartbeat_age_s is not None and row.heartbeat_age_s > _STALE_S
-
-
 def _rank_cells(row: RankRow, *, is_chosen: bool) -> list[Text]:
     bar = words.bar(
         (row.compute_s, row.communication_s, 0.0) if row.wire_s is None else (row.compute_s, row.wire_s, row.wait_s), _BAR_CELLS
     )
     parts = [row.compute_s, row.communication_s] if row.wire_s is None else [row.compute_s, row.wire_s, row.wait_s]
     both = " + ".join(map(words.seconds, parts)) if any(bar) else ""
-    heartbeat = "" if row.heartbeat_age_s is None else f"{words.duration(row.heartbeat_age_s)} ago"
+    age = words.duration(row.heartbeat_age_s)
+    heartbeat = "" if row.heartbeat_age_s is None else f"silent {age}" if is_silent(row) else f"{age} ago"
     return [
         Text(f"> {row.rank}" if is_chosen else str(row.rank), style="bold" if is_chosen else ""),
         Text(row.node),
-        Text(row.device.removeprefix("NVIDIA ").removeprefix("GeForce "), style="dim"),
+        Text(_short(row.device), style="dim"),
         Text(words.NOTHING if row.share is None else str(row.share)),
-        Text(row.phase, style="dim" if row.phase == "training" else ""),
+        Text(row.phase, style="dim" if row.phase == TRAINING else "yellow" if row.phase.partition(" ")[0] in BEFORE_TRAINING else ""),
         Text(words.NOTHING if row.step is None else str(row.step)),
         Text(words.loss(row.loss)),
         Text(words.count(row.tokens_per_s)),
         Text(bar[0]).append(bar[1], style="cyan").append(bar[2], style="dim"),
         Text(both),
         Text("" if row.memory_bytes is None else f"{units.memory_gb(row.memory_bytes)} GB"),
-        Text(heartbeat, style="yellow" if _is_stale(row) else "dim"),
+        Text(heartbeat, style="yellow" if is_silent(row) else "dim"),
     ]
 
 

@@ -1,6 +1,7 @@
 """The picture of a Snapshot. Pure: the same snapshot, width and height give the same lines, never more than fit.
 
-Colour has a meaning: green is well, yellow deserves attention, red needs action.
+Colour has a meaning, and a sign or a word beside it that says the same: green is well, yellow waits or deserves attention, red is trouble.
+Only colours of the terminal's own theme are used, so that its owner can read them on any background.
 """
 
 from __future__ import annotations
@@ -12,27 +13,19 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from homelab.controller.dashboard import cause_box, chart, log_section, tables, view_state, words
-from homelab.controller.dashboard.columns import clip, ends
+from homelab.controller.dashboard import answer, chart, log_section, tables, view_state, words
+from homelab.controller.dashboard.columns import clip, ends, wrap
 from homelab.controller.dashboard.plain_characters import ascii_line
 from homelab.controller.dashboard.screen import Section, fitted, fixed, joined
-from homelab.controller.dashboard.snapshot import Snapshot
+from homelab.controller.dashboard.snapshot import EventRow, Snapshot
 from homelab.controller.dashboard.view_state import ViewState
+from homelab.controller.run.events import Tone
 
 _TALL = 34  # from here on three lines for commands are not missed elsewhere
 _LOW = 12  # below it, one line for the keys is enough
-_STATES = {
-    "planned": ("○", ""),
-    "shipping": ("○", ""),
-    "starting": ("○", ""),
-    "running": ("●", "green"),
-    "stopping": ("■", "yellow"),
-    "stopped": ("■", "yellow"),
-    "done": ("✓", "green"),
-    "failed": ("✗", "bold red"),
-    "lost": ("?", "bold red"),
-}
+_TONES: dict[Tone, tuple[str, str]] = {"": (" ", ""), "good": ("✓", "green"), "waiting": ("!", "yellow"), "trouble": ("✗", "bold red")}
 _EVENTS, _EVENTS_TALL = 6, 10
+_EVENT_INDENT = 12  # cells before the text of an event
 _CURVE_LEAST, _CURVE_MOST = 8, 60
 _LARGE = 30  # lines from which on there is room for more than what everybody needs
 _CURVE_FROM, _CURVE_LINES = 38, 14
@@ -50,7 +43,7 @@ def lines(snapshot: Snapshot, width: int, height: int | None, state: ViewState |
     head = _header(snapshot, width)
     progress = _progress(snapshot, width, is_large=height is None or height >= _LARGE)
     foot = footer_lines(snapshot, width, height, state)
-    cause = cause_box.section(snapshot, width)
+    cause = answer.fix_section(snapshot, width)
     sections = [
         fixed(head, 0),
         *([fixed(help_lines(width), 1)] if chosen.is_help else []),
@@ -87,23 +80,23 @@ def one_line(snapshot: Snapshot) -> str:
 
 
 def _header(snapshot: Snapshot, width: int) -> list[Text]:
-    symbol, style = _STATES[snapshot.state]
-    right = Text.assemble((f"{symbol} {snapshot.state}", style))
-    if snapshot.running_s is not None and snapshot.state in ("starting", "running", "stopping", "lost"):
-        right.append(f"  {words.duration(snapshot.running_s)}", style="dim")
+    """The answer; below it what runs here: its name, recipe, ranks and supervisor."""
+    is_under_way = snapshot.running_s is not None and snapshot.state in ("starting", "running", "stopping", "lost")
+    since = Text(f"for {words.duration(snapshot.running_s)} " if is_under_way else "", style="dim")
+    said = Text(" ").append_text(answer.line(snapshot))
+    has_room = is_under_way and cell_len(said.plain) + cell_len(since.plain) + 2 <= width
+    first = [ends(said, since, width)] if has_room else wrap(said, width, 3)
     count = len(snapshot.ranks)
     parts = [snapshot.recipe, f"{count} rank{'s' * (count != 1)} on {len(snapshot.nodes)} node{'s' * (len(snapshot.nodes) != 1)}"]
     if snapshot.attempt > 1:
         parts.append(f"attempt {snapshot.attempt}")
-    lines = [" · ".join(part for part in parts if part)]
+    lines = [" · ".join(["", *(part for part in parts if part)])]
     if snapshot.supervisor:
         supervisor = f"supervisor: {snapshot.supervisor}"
-        fits = len(lines[0]) + len(supervisor) + 4 <= width
+        fits = len(snapshot.run + lines[0]) + len(supervisor) + 4 <= width
         lines = [f"{lines[0]} · {supervisor}"] if fits else [*lines, supervisor]
-    return [
-        ends(Text(" ").append(snapshot.run, style="bold"), right.append(" "), width),
-        *(clip(Text(f" {line}", style="dim"), width) for line in lines),
-    ]
+    named = Text.assemble(" ", (snapshot.run, "bold"), (lines[0], "dim"))
+    return first + [part for line in (named, *(Text(f" {line}", style="dim") for line in lines[1:])) for part in wrap(line, width, 3, 2)]
 
 
 def _progress(snapshot: Snapshot, width: int, *, is_large: bool) -> list[Text]:
@@ -146,9 +139,10 @@ def _facts(snapshot: Snapshot) -> list[tuple[str, str]]:
     if snapshot.tokens_per_s is not None and snapshot.state in ("running", "stopping"):
         pairs.append(("", f"{words.count(snapshot.tokens_per_s)} tokens/s"))
     if snapshot.efficiency is not None:
+        machines = "cards" if any(row.gpus for row in snapshot.nodes) else "machines"
         guessed = "" if snapshot.is_efficiency_measured else ", guessed"
         planned = "" if snapshot.planned_efficiency is None else f" (planned {100 * snapshot.planned_efficiency:.0f} %{guessed})"
-        pairs.append(("", f"{100 * snapshot.efficiency:.0f} % of the sum of the cards{planned}"))
+        pairs.append(("", f"{100 * snapshot.efficiency:.0f} % of the sum of the {machines}{planned}"))
     if snapshot.eta_s is not None:
         eta = words.duration(snapshot.eta_s)
         if 0 <= snapshot.eta_s < 86400:
@@ -178,18 +172,28 @@ def _bar(snapshot: Snapshot, width: int) -> Text:
     label = f"  step {snapshot.step}/{total}  {100 * snapshot.step // total:3d} % " if total else f"  step {snapshot.step} "
     room = max(4, width - len(label) - 1)
     done = min(room, room * snapshot.step // total) if total else 0
-    _, style = _STATES[snapshot.state]
+    _, style, _ = answer.STATES[snapshot.state]
     return clip(Text(" ").append("━" * done, style=style).append("─" * (room - done), style="dim").append(label), width)
 
 
 def _events(snapshot: Snapshot, width: int, height: int | None) -> Section:
-    happened = [
-        Text(" ").append(time.strftime("%H:%M:%S", time.localtime(event.time)), style="dim").append(f"  {event.text}")
-        for event in snapshot.events[-(_EVENTS if height is None or height < _CURVE_FROM else _EVENTS_TALL) :]
-    ]
-    notes = [Text.assemble((" note      ", "dim"), note.replace("\n", " · ")) for note in snapshot.notes[-3:]]
-    content = [clip(line, width) for line in notes + happened]
-    return Section(lambda room: content[-room:], min(1, len(content)), len(content), 5, is_optional=True)
+    """The newest notes and events, each whole: what has no room is the oldest."""
+    shown = snapshot.events[-(_EVENTS if height is None or height < _CURVE_FROM else _EVENTS_TALL) :]
+    notes = [Text.assemble((" note       ", "dim"), note.replace("\n", " · ")) for note in snapshot.notes[-3:]]
+    blocks = [wrap(line, width, _EVENT_INDENT) for line in (*notes, *map(_event, shown))]
+
+    def draw(room: int) -> list[Text]:
+        first = next((number for number in range(len(blocks)) if sum(map(len, blocks[number:])) <= room), None)
+        return blocks[-1][:room] if first is None else [line for block in blocks[first:] for line in block]
+
+    return Section(draw, min(1, len(blocks)), sum(map(len, blocks)), 5, is_optional=True)
+
+
+def _event(event: EventRow) -> Text:
+    sign, style = _TONES[event.tone]
+    word, colon, rest = event.text.partition(":")
+    moment = time.strftime("%H:%M:%S", time.localtime(event.time))
+    return Text.assemble((f" {moment} ", "dim"), (f"{sign} {word}", style), colon + rest)
 
 
 def _curve(snapshot: Snapshot, width: int, height: int | None) -> Section:

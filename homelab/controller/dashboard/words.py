@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from homelab.controller.base import units
 
 _LEVELS = "▁▂▃▄▅▆▇█"
+_EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 NOTHING = "–"
 
 
@@ -96,6 +97,15 @@ def sparkline(values: Sequence[float], width: int, lowest: float | None = None, 
         level = 0.0 if mean is None or span <= 0 else (mean - low) / span
         picture += " " if mean is None else _LEVELS[max(0, min(len(_LEVELS) - 1, int(level * len(_LEVELS))))]
     return picture
+
+
+def blocks(part: float | None, width: int) -> tuple[str, str]:
+    """The filled and the empty part of a bar of `width` characters, in eighths of one; both are empty where `part` (0 to 1) is not known."""
+    if part is None or not math.isfinite(part):
+        return "", ""
+    whole, eighths = divmod(round(8 * width * min(1.0, max(0.0, part))), 8)
+    filled = "█" * whole + _EIGHTHS[eighths]
+    return filled, "░" * (width - len(filled))
 
 
 def bar(parts: Sequence[float | None], width: int) -> tuple[str, ...]:

@@ -42,6 +42,13 @@ _SENTENCES: dict[Kind, tuple[str, ...]] = {
     "adopted": ("adopted from {node}",),
     "note": ("{text}",),
 }
+Tone = Literal["", "good", "waiting", "trouble"]
+_TONES: dict[Kind, Tone] = {
+    "trouble": "trouble", "given-up": "trouble", "start-failed": "trouble", "attempt-not-started": "trouble",
+    "left-out": "waiting", "restart": "waiting", "waiting": "waiting", "stopped": "waiting", "interrupted": "waiting", "start-stopped": "waiting",
+    "attempt-stopped": "waiting", "checkpoint-unused": "waiting",
+}  # fmt: skip
+_TONES_OF_STATES: dict[object, Tone] = {"done": "good", "failed": "trouble", "lost": "trouble", "stopping": "waiting", "stopped": "waiting"}
 # Keys of a line that only programs read.
 _ONLY_IN_THE_FILE = {"time", "event", "attempt", "kind", "ranks", "clean", "gathered"}
 
@@ -74,6 +81,11 @@ class Event:
     def tells_why_not_started(self) -> bool:
         """Whether nothing ran because of it."""
         return self.kind in ("start-failed", "attempt-not-started", "interrupted")
+
+    @property
+    def tone(self) -> Tone:
+        """Whether it is trouble, needs patience or a decision ("waiting"), or is good news; "" for what is neither."""
+        return _TONES_OF_STATES.get(self.values.get("state"), "") if self.kind == "state" else _TONES.get(self.kind, "")
 
     @property
     def is_a_failure(self) -> bool:

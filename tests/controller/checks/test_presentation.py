@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
 
 from homelab.controller.base.errors import UnreachableError
 from homelab.controller.checks import presentation, registry
-from homelab.controller.checks.evidence import Evidence, Finding
+from homelab.controller.checks.evidence import Evidence, Finding, Level
 from tests.controller.checks.healthy import NAMES, cpu, cut, gpu, packages, recipe, unreachable, with_facts
 
 pytestmark = pytest.mark.timeout(20)
@@ -116,3 +117,23 @@ def test_the_worst_level_and_the_json() -> None:
     assert json.loads(json.dumps(presentation.as_json([fail]))) == [
         {"check": "disk", "node": "tower", "level": "fail", "message": "m", "hint": "h", "fix": ""}
     ]
+
+
+@pytest.mark.parametrize(
+    ("levels", "told", "said"),
+    [
+        ({}, {}, "Ready to train: nothing fails on 3 nodes."),
+        ({}, {"is_all": False}, "Ready to train, as far as it was checked: nothing fails on 3 nodes."),
+        ({"tower": "warn"}, {}, "Ready to train: nothing fails on 3 nodes (1 warning on tower)."),
+        ({"tower": "fail", "laptop": "warn"}, {}, "Not ready to train: 1 fault on tower."),
+        ({"tower": "fail", "": "fail"}, {}, "Not ready to train: 2 faults on tower, this machine."),
+        ({"tower": "warn"}, {"refused": "the model does not fit"}, "Not ready to train: the model does not fit"),
+        ({"tower": "busy"}, {}, "Nothing fails, and tower has other work."),
+    ],
+)
+def test_the_first_line_is_the_answer(levels: dict[str, str], told: dict[str, Any], said: str) -> None:
+    findings = [
+        Finding("gpu.memory", node, "ok" if level == "busy" else cast("Level", level), f"of {node}", is_busy=level == "busy")
+        for node, level in levels.items()
+    ]
+    assert presentation.answer(findings, NAMES, **told).plain == said

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from homelab.controller.base.errors import UnreachableError
 from homelab.controller.dashboard import interactive, live
-from homelab.controller.dashboard.live import Watched, export_svg, watch
+from homelab.controller.dashboard.live import Watched, watch
 from homelab.controller.dashboard.snapshot import Snapshot
 from tests.controller.dashboard import sample
 
@@ -114,16 +112,6 @@ def test_a_state_alone_is_not_the_end(state: str) -> None:
     between = DONE.model_copy(update={"state": state, "is_over": False})
     script, screen = Script(between, RUNNING, between, DONE), console(terminal=False)
     assert watch(script.collect, screen, sleep=script.sleep) == Watched(DONE, "over")
-
-
-def test_the_picture_for_the_readme(tmp_path: Path) -> None:
-    picture = tmp_path / "status.svg"
-    export_svg(RUNNING, picture)
-    root = ET.fromstring(picture.read_text(encoding="utf-8"))
-    words = "".join(root.itertext()).replace("\xa0", " ")
-    assert "step 412/1000" in words and "RTX 5070 Ti" in words
-    assert "http" not in picture.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
-    assert list(tmp_path.iterdir()) == [picture]
 
 
 def test_on_a_dumb_terminal_lines_are_printed_as_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:

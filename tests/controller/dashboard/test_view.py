@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -14,10 +16,12 @@ from rich.text import Text
 
 from homelab.controller.base.hint import Hint
 from homelab.controller.dashboard import view, words
-from homelab.controller.dashboard.columns import Column, lay
+from homelab.controller.dashboard.columns import Column, lay, wrap
+from homelab.controller.dashboard.event_rows import event_row
 from homelab.controller.dashboard.snapshot import LossPoint, Snapshot
 from homelab.controller.diagnose.cause import Diagnosis
 from homelab.controller.remote.poll_reply import parse_replies
+from homelab.controller.run import events as run_events
 from tests.controller.dashboard import sample
 
 BAD = {"agent_alive": False, "torchrun_alive": False,
@@ -79,7 +83,7 @@ def test_it_fits(name: str, width: int, height: int) -> None:
 def test_80_by_24_has_all_that_matters() -> None:
     seen = text(sample.snapshot(), 80, 24)
     for wanted in (
-        sample.RUN, "● running", "step 412/1000   41 %", "ETA 40 min", "4\u202f121 tokens/s", "perplexity 3.25",
+        sample.RUN, "● trains: step 412 of 1000, 40 min left, 3 of 3 nodes well", "step 412/1000   41 %", "ETA 40 min", "4\u202f121 tokens/s", "perplexity 3.25",
         "tower", "RTX 5070 Ti", "14.3/16 GB", "laptop", "old", "━compute┄wire·wait", "━━━━━━━━━━━┄┄┄┄·", "attempt 1 started",
         "status|stop|recover",
     ):  # fmt: skip
@@ -123,8 +127,8 @@ def test_the_node_that_needs_somebody_is_kept_when_there_is_no_room_for_all() ->
 def test_red_is_only_for_what_needs_somebody() -> None:
     calm = colours(sample.snapshot())
     assert not [word for word, style in calm.items() if "red" in style]
-    assert calm["● running"] == "green"
-    assert calm["88 °C"] == "yellow"
+    assert calm["● trains"] == "green"
+    assert calm["! 88 °C"] == "yellow"
     alarmed = colours(failed())
     assert {word for word, style in alarmed.items() if "red" in style} >= {
         "✗ failed", "exit code 1", "no route to host", "the disk of laptop is full",
@@ -135,7 +139,7 @@ def test_a_silent_rank_is_worth_a_look() -> None:
     replies = sample.replies()
     stale = replies["old"].replace(time=sample.NOW + 90)
     seen = colours(sample.snapshot(replies={**replies, "old": stale}))
-    assert seen["2 min ago"] == "yellow"
+    assert seen["silent 2 min"] == seen["rank 2 silent"] == "yellow"
 
 
 def test_what_others_wrote_is_never_markup() -> None:
@@ -214,5 +218,82 @@ def test_a_table_gives_up_its_least_important_column_first() -> None:
 def test_what_the_supervisor_does_is_read_whole_where_the_line_has_no_room() -> None:
     doing = "recovering: nothing is heard of laptop, and tower cannot reach it"
     narrow = text(sample.snapshot(supervisor=doing), 80, None).split("\n")
-    assert narrow[2] == f" supervisor: {doing}" and "supervisor" not in narrow[1]
+    assert f" supervisor: {doing}" in narrow and not any("supervisor" in line for line in narrow[:2])
     assert "supervisor: watching" in text(sample.snapshot(supervisor="watching"), 120, None).split("\n")[1]
+
+
+def test_an_event_is_read_whole_under_its_time() -> None:
+    words = [f"word{number}" for number in range(60)]
+    events = [{"time": sample.NOW, "event": "trouble", "because": " ".join(words), "what": f"trouble: {' '.join(words)}"}]
+    seen = text(sample.snapshot(events=events), 80, None).split("\n")
+    first = next(number for number, line in enumerate(seen) if "✗ trouble: word0" in line)
+    later = [line for line in seen[first + 1 :] if line.startswith(" " * 12)]
+    assert " ".join(seen[first : first + 1 + len(later)]).split()[3:] == words and "…" not in "".join(seen)
+
+
+def test_where_an_event_has_no_room_the_oldest_is_left_out_whole() -> None:
+    events = [{"time": sample.NOW + number, "event": "note", "what": f"{number} {'long ' * 40}end{number}"} for number in range(6)]
+    section = view._events(sample.snapshot(events=events), 80, 24)
+    lines = [line.plain for line in section.draw(8)]
+    assert len(lines) <= 8 and " 4 long" in lines[0] and lines[-1].endswith("end5")
+    assert len(section.draw(2)) == 2, "of one that is longer than the room its beginning"
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "sign", "style"),
+    [
+        ("trouble", {"because": "x"}, "✗", "bold red"), ("state", {"state": "failed"}, "✗", "bold red"), ("state", {"state": "done"}, "✓", "green"),
+        ("waiting", {"message": "x"}, "!", "yellow"), ("left-out", {"node": "a", "why": "b"}, "!", "yellow"), ("launched", {}, " ", ""),
+    ],
+)  # fmt: skip
+def test_what_an_event_is_has_a_sign_and_a_colour(kind: Any, values: dict[str, str], sign: str, style: str) -> None:
+    row = event_row({"time": sample.NOW, **run_events.event(kind, 1, **values).line()})
+    line = view._event(row)
+    assert line.plain[10] == sign and (not style or any(str(span.style) == style and span.start == 10 for span in line.spans))
+
+
+def test_only_colours_of_the_terminals_own_theme_are_used() -> None:
+    """Black, white and backgrounds are the owner's; what has a colour has a sign or a word, too."""
+    used = set()
+    for shot in (*SHOTS.values(), sample.snapshot(events=[{"time": 1.0, "event": "trouble", "because": "x", "what": "trouble: x"}])):
+        for width in (80, 100, 140):
+            for line in view.lines(shot, width, 40):
+                used |= {word for span in line.spans for word in str(span.style).split()}
+                coloured = [line.plain[span.start : span.end] for span in line.spans if {"red", "yellow"} & set(str(span.style).split())]
+                assert all(words.strip(" ─") or not words.strip() for words in coloured if "─" not in words)
+    assert used <= {"none", "bold", "dim", "red", "yellow", "green", "cyan"}
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_without_colours_and_in_a_pipe_no_colour_is_sent(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sent(**of_console: Any) -> str:
+        console = Console(file=StringIO(), width=width, height=100, **of_console)
+        console.print(view.render(failed(), width, None))
+        assert isinstance(console.file, StringIO)
+        return console.file.getvalue()
+
+    assert "\x1b" not in sent()
+    assert "\x1b[1;31m" in sent(force_terminal=True, color_system="standard")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not re.search(r"\x1b\[[\d;]*3\d", sent(force_terminal=True, color_system="standard")), "bold and dim are no colours"
+
+
+def test_blocks() -> None:
+    assert words.blocks(0.5, 6) == ("███", "░░░") and words.blocks(1.0, 6) == ("██████", "") and words.blocks(0.0, 6) == ("", "░░░░░░")
+    assert words.blocks(0.97, 6) == ("█████▉", "") and words.blocks(7.0, 2) == ("██", "") and words.blocks(None, 6) == ("", "")
+    assert {len(filled + rest) for filled, rest in (words.blocks(part / 100, 6) for part in range(101))} == {6}
+
+
+def test_each_card_has_a_bar_of_its_load_and_of_its_memory() -> None:
+    assert "█████▉ 97 %  █████▍ 14.3/16 GB" in text(sample.snapshot(), 80, 24)
+
+
+@given(
+    content=st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=300),
+    width=st.integers(8, 60),
+    indent=st.integers(0, 20),
+)
+def test_wrapped_lines_fit_and_lose_nothing(content: str, width: int, indent: int) -> None:
+    lines = [line.plain for line in wrap(Text(content), width, indent)]
+    assert max(map(cell_len, lines)) <= width
+    assert "".join("".join(lines).split()) == "".join(content.split())

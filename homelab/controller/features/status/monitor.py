@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from homelab.controller.attempt import diagnosis_store, remote_supervisor, run_owner
-from homelab.controller.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNREACHABLE
+from homelab.controller.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNREACHABLE, ToldExit
 from homelab.controller.base.hint import Hint, Options, homelab
 from homelab.controller.dashboard import card_history
 from homelab.controller.dashboard import live as live_dashboard
@@ -253,7 +253,7 @@ def until_end(fleet: Fleet, paths: RunPaths, *, console: Console, options: Optio
     )
     snapshot = watched.last
     if watched.end != "over" or snapshot is None:
-        return EXIT_DONE if watched.end == "left" else EXIT_INTERRUPTED
+        return EXIT_DONE if watched.end == "left" else ToldExit(EXIT_INTERRUPTED)
     if not live_dashboard.can_draw(console):
         if snapshot.diagnosis is not None:
             console.print(cause.render(snapshot.diagnosis))
