@@ -126,5 +126,6 @@ def _leave(last: Snapshot | None, console: Console, again: str) -> None:
         console.print(view.render(last, console.width, None, is_ascii=is_ascii(console)))
     if last is None or not last.is_over:
         stop = next((next_.command for next_ in last.next_commands if next_.purpose == "stop"), "") if last else ""
-        ways = (f"; to look again: {again}" if again else "") + (f"; to end it: {stop}" if stop else "")
-        console.print(f"The run continues without the dashboard{ways}", markup=False, highlight=False, soft_wrap=True)
+        ways = [f"  {purpose} {command}" for purpose, command in (("to look again:", again), ("to end it:    ", stop)) if command]
+        for text in ("The run continues without the dashboard.", *ways):  # each command in a line of its own, to be copied
+            console.print(text, markup=False, highlight=False, soft_wrap=True)

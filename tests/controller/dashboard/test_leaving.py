@@ -48,14 +48,14 @@ def test_who_leaves_reads_that_the_run_goes_on(key: bytes, code: int) -> None:
     ) as program:
         said = _until(ours, "q leave", program)
         os.write(ours, key)
-        said += _until(ours, "to end it: homelab stop", program)
+        said += _until(ours, "to end it:     homelab stop", program)
         said += _rest(ours, program)
     assert program.returncode == code, said
     assert termios.tcgetattr(theirs) == before, "echo and lines are back"
     left = said.rpartition("\x1b[?1049l")[2]
     assert "\x1b[?25h" in said[said.rindex("\x1b[?25l") :], "the cursor is back"
     plain = re.sub(r"\x1b\[[\d;?]*\w", "", left)
-    assert "The run continues without the dashboard; to look again: homelab status --wait" in plain and "interrupted" not in plain
+    assert "The run continues without the dashboard.\r\n  to look again: homelab status --wait" in plain and "interrupted" not in plain
     os.close(ours)
     os.close(theirs)
 

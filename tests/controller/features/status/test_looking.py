@@ -266,5 +266,5 @@ def test_who_is_interrupted_while_a_run_recovers_is_told_how_to_look_again(
         own(paths, nodes, stack)
         nodes.end(stopped=False)
         assert monitor.until_end(fleet, paths, console=Console(file=said, width=200), options=lambda verb: " --cluster other.toml") == 130
-    assert f"continues without the dashboard; to look again: homelab status --cluster other.toml --wait {paths.name}" in said.getvalue()
+    assert f"continues without the dashboard.\n  to look again: homelab status --cluster other.toml --wait {paths.name}" in said.getvalue()
     assert fleet.verbs(*ENDS) == []
