@@ -26,7 +26,7 @@ def command(
     """Write one HTML file about a run: curves, attempts, faults, shares, plan and result, energy, answers. It opens in any browser, without a server."""
     from homelab.controller.base.errors import InputError
     from homelab.controller.base.units import decimal_size
-    from homelab.controller.features.report import page, report_builder, report_sources
+    from homelab.controller.features.report import page, report_builder, report_sources, sections
     from homelab.controller.run import store
 
     with common.fleet_of_run(run, cluster, runs_dir, as_json) as (fleet, paths, say):
@@ -40,8 +40,17 @@ def command(
         html = page.render(report)
         store.write_text(file, html)
     if as_json:
-        common.print_json({"run": paths.name, "file": str(file), "bytes": len(html.encode()), "missing": list(report.missing)})
+        common.print_json(
+            {
+                "run": paths.name,
+                "answer": sections.answer(report),
+                "file": str(file),
+                "bytes": len(html.encode()),
+                "missing": list(report.missing),
+            }
+        )
         return 0
+    terminal.echo(sections.answer(report))
     for text in report.missing:
         terminal.echo(f"note: {text}", err=True)
     terminal.echo(f"wrote {file}, {decimal_size(len(html.encode()))}")

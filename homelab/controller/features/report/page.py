@@ -50,14 +50,14 @@ def _head(report: RunReport) -> str:
     state = escape(report.state)
     recipe = f"{escape(report.recipe_file)}" if report.recipe_file else "a run of homelab"
     return (
-        f'<h1>{escape(report.run)}</h1><p><span class="state {state}">{state}</span> <span class="dim">{recipe}{began}{living}</span></p>'
+        f'<h1>{escape(report.run)}</h1><p class="answer">{escape(sections.answer(report))}</p>'
+        f'<p><span class="state {state}">{state}</span> <span class="dim">{recipe}{began}{living}</span></p>'
     )
 
 
 def _figures(report: RunReport) -> str:
     shown = "".join(
-        f"<div><dt>{figure.name}</dt><dd{'' if figure.is_known else ' class=none'}>{escape(figure.value)}"
-        f"{f'<small>{escape(figure.note)}</small>' if figure.note else ''}</dd></div>"
+        f"<div><dt>{figure.name}</dt><dd>{escape(figure.value)}{f'<small>{escape(figure.note)}</small>' if figure.note else ''}</dd></div>"
         for figure in sections.figures(report)
     )
     return f'<dl class="figures">{shown}</dl>'

@@ -19,7 +19,7 @@ nav{margin:12px 0 0;font-size:.92rem}nav a{color:var(--c0);margin-right:14px;whi
 .figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(145px,1fr));gap:10px;margin:18px 0 0;padding:0}
 .figures div{background:var(--card);border:1px solid var(--edge);border-radius:10px;padding:10px 13px}
 .figures dt{color:var(--dim);font-size:.82rem}.figures dd{margin:0;font-size:1.15rem;font-weight:600;font-variant-numeric:tabular-nums;overflow-wrap:anywhere}
-.figures dd.none{color:var(--dim);font-weight:400}.figures small{display:block;font-size:.78rem;font-weight:400;color:var(--dim)}
+.answer{font-size:1.12rem;font-weight:600}.figures small{display:block;font-size:.78rem;font-weight:400;color:var(--dim)}
 .missing{border-left:4px solid var(--mark);background:var(--card);padding:8px 14px;margin:18px 0 0;border-radius:0 8px 8px 0}.missing ul{margin:4px 0;padding-left:20px}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));gap:14px}
 .chart{margin:0;background:var(--card);border:1px solid var(--edge);border-radius:10px;padding:12px 14px;min-width:0}
@@ -36,7 +36,7 @@ nav{margin:12px 0 0;font-size:.92rem}nav a{color:var(--c0);margin-right:14px;whi
 .m-fault{fill:var(--bad)}.m-rebalance{fill:var(--c0);stroke:var(--card)}
 .scroll{overflow-x:auto;border:1px solid var(--edge);border-radius:10px;background:var(--card)}.tall{max-height:430px;overflow-y:auto}
 table{border-collapse:collapse;width:100%;font-size:.9rem}th,td{padding:6px 12px;text-align:left;vertical-align:top}
-thead th{background:var(--soft);font-weight:600;position:sticky;top:0;white-space:nowrap}tbody tr+tr>*{border-top:1px solid var(--edge)}
+thead th{background:var(--soft);font-weight:600;position:sticky;top:0;vertical-align:bottom}tbody tr+tr>*{border-top:1px solid var(--edge)}
 tbody th{font-weight:600}.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}.t{white-space:nowrap;font-variant-numeric:tabular-nums}
 td,th{overflow-wrap:break-word}.text{white-space:pre-wrap;overflow-wrap:anywhere;min-width:15rem}caption{text-align:left;padding:8px 12px;color:var(--dim);font-size:.86rem}
 .share{height:9px;min-width:110px;width:100%;display:block}.share .p{fill:var(--c4)}.share .d{fill:var(--c0)}
@@ -44,7 +44,13 @@ details{margin:10px 0}summary{cursor:pointer;padding:6px 0}footer{padding-top:26
 .sort-fault{color:var(--bad);font-weight:600}.sort-rebalance{color:var(--c0);font-weight:600}
 @media (prefers-color-scheme:dark){.sort-fault{color:#ff8a80}.m-fault{fill:#ff8a80}}
 @media (max-width:640px){main,header,footer{padding-left:14px;padding-right:14px}.tick,.name,.inbar{font-size:17px}.chart{padding:10px}
-.figures{grid-template-columns:1fr 1fr}th,td{padding:6px 9px}}
+.figures{grid-template-columns:1fr 1fr}th,td{padding:6px 9px}.t{white-space:normal}.text{min-width:0}.tall td,.tall th{padding:5px 3px;font-size:.75rem;white-space:normal}}
+@media (max-width:900px){
+.blocks thead{display:none}.blocks table,.blocks tbody,.blocks tr,.blocks caption{display:block}.blocks tr{padding:6px 0}
+.blocks td,.blocks th{display:flex;justify-content:space-between;gap:14px;padding:3px 10px;text-align:right;white-space:normal}.blocks tbody tr+tr>*{border-top:0}
+.blocks tbody tr+tr{border-top:1px solid var(--edge)}.blocks td:empty{display:none}.blocks .share{max-width:50%}
+.blocks td:before,.blocks th:before{content:attr(data-head);color:var(--dim);font-weight:400;text-align:left;flex:none;max-width:50%}
+.blocks td.text{display:block;text-align:left}.blocks td.text:before{display:block}}
 .wide svg:not(.key){max-width:760px}
 @media print{.chart,.scroll{break-inside:avoid}.tall{max-height:none}nav{display:none}}
 """

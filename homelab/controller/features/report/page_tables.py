@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Literal
 
@@ -20,6 +20,7 @@ class Markup:
     text: str = ""
 
 
+_FITS_A_PHONE = 4  # columns
 Cell = str | Markup
 Look = Literal["", "n", "t", "text"]
 """Class of a column: numbers, times, texts of several lines."""
@@ -34,25 +35,42 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     is_tall: bool = False
 
+    def known(self) -> Table:
+        """Without the columns and the rows of which nothing is known; the first column only names the rows."""
+        kept = [0, *(place for place in range(1, len(self.heads)) if any(_is_known(row[place]) for row in self.rows))]
+        rows = [[row[place] for place in kept] for row in self.rows if any(map(_is_known, row[1:]))]
+        return replace(self, heads=[self.heads[place] for place in kept], rows=rows)
+
     def html(self) -> str:
-        """Every text in it is escaped."""
+        """Every text in it is escaped. Where the screen is narrow, each row of a wide table stands as a block, with its heads before the cells."""
+        is_wide = len(self.heads) > _FITS_A_PHONE and not self.is_tall
         body = "".join(
-            "<tr>"
-            + "".join(_cell(cell, look, is_head=place == 0) for place, (cell, (_, look)) in enumerate(zip(row, self.heads, strict=True)))
+            f"<tr{' role=row' * is_wide}>"
+            + "".join(
+                _cell(cell, look, head=name, is_first=place == 0, is_wide=is_wide)
+                for place, (cell, (name, look)) in enumerate(zip(row, self.heads, strict=True))
+            )
             + "</tr>"
             for row in self.rows
         )
         head = "".join(f'<th scope="col"{_class(look)}>{escape(name)}</th>' for name, look in self.heads)
         caption = escape(self.caption)
         return (
-            f'<div class="scroll{" tall" if self.is_tall else ""}" tabindex="0" role="region" aria-label="{caption}">'
-            f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+            f'<div class="scroll{" tall" if self.is_tall else ""}{" blocks" if is_wide else ""}" tabindex="0" role="region" aria-label="{caption}">'
+            f"<table{' role=table' * is_wide}><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
         )
 
 
-def _cell(cell: Cell, look: Look, *, is_head: bool) -> str:
+def _is_known(cell: Cell) -> bool:
+    return (cell.html if isinstance(cell, Markup) else cell) not in ("", text.UNKNOWN, text.NONE)
+
+
+def _cell(cell: Cell, look: Look, *, head: str, is_first: bool, is_wide: bool) -> str:
     inner = cell.html if isinstance(cell, Markup) else escape(cell)
-    return f'<th scope="row"{_class(look)}>{inner}</th>' if is_head else f"<td{_class(look)}>{inner}</td>"
+    named = f' data-head="{escape(head)}"' if is_wide else ""
+    if is_first:
+        return f'<th scope="row"{_class(look)}{named}{" role=rowheader" * is_wide}>{inner}</th>'
+    return f"<td{_class(look)}{named}{' role=cell' * is_wide}>{inner}</td>"
 
 
 def _class(look: Look) -> str:

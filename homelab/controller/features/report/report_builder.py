@@ -20,7 +20,7 @@ from homelab.controller.features.profile.rank_profile import RankProfile, predic
 from homelab.controller.features.report.comparison import compared, shares
 from homelab.controller.features.report.curves import by_step, curves, step_rows
 from homelab.controller.features.report.energy_price import Place, energy
-from homelab.controller.features.report.run_report import Answered, MachineRow, Profiled, RunReport
+from homelab.controller.features.report.run_report import Answered, Energy, MachineRow, Profiled, RunReport
 from homelab.controller.features.report.timeline import attempt_rows, timeline
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.poll_reply import LineOrEmpty, MomentOrNone, or_none
@@ -88,12 +88,13 @@ def build(sources: Sources) -> RunReport:
     trained_at = max((line.time for line in lines if line.kind in ("train", "save", "eval")), default=None)
     ended_at = max((row.ended_at for row in attempts if row.ended_at is not None), default=trained_at)
     node_of = {rank.rank: rank.node for rank in plan.ranks} if plan else {}
+    used = energy(sources.plans, sources.energy, tokens, sources.price)
     return RunReport(
         run=sources.run, state=sources.state, recipe_file=sources.about.recipe_file, made_at=sources.now, utc_offset_s=sources.utc_offset_s,
-        created_at=sources.about.created_at, homelab=sources.about.homelab, facts=_facts(sources, plan), missing=_missing(sources, lines),
+        created_at=sources.about.created_at, homelab=sources.about.homelab, facts=_facts(sources, plan), missing=(*_missing(sources, lines), *_unmeasured(used, plan)),
         curves=curves(lines, node_of), steps=step_rows(lines), step_count=len(by_step(lines)), attempts=attempts, timeline=happenings,
         timeline_left_out=left_out, shares=shares(plan, lines), compared=compared(sources.plans, lines, started_at, ended_at),
-        energy=energy(sources.plans, sources.energy, tokens, sources.price), answers=_answers(sources.asked), machines=_machines(sources, plan),
+        energy=used, answers=_answers(sources.asked), machines=_machines(sources, plan),
         profiled=_profiled(sources),
     )  # fmt: skip
 
@@ -133,6 +134,13 @@ def _missing(sources: Sources, lines: Sequence[Metric]) -> tuple[str, ...]:
     if silent:
         said.append(f"no step of rank {listed(silent)} is here: speeds and shares are those of the other ranks")
     return tuple(said)
+
+
+def _unmeasured(used: Energy, plan: Plan | None) -> list[str]:
+    """Why nothing is known of the energy of cards; processors have none that could be measured."""
+    if plan is None or plan.device != "cuda" or used.kwh is not None:
+        return []
+    return [f"the energy of the cards: {'; '.join(dict.fromkeys(card.because for card in used.cards if card.because))}"]
 
 
 def _facts(sources: Sources, plan: Plan | None) -> tuple[tuple[str, str], ...]:

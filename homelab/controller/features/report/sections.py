@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from homelab.controller.dashboard import words
 from homelab.controller.features.report import number_text as text
 from homelab.controller.features.report import page_tables, profile_section
 from homelab.controller.features.report.page_tables import Table
 from homelab.controller.features.report.run_report import RunReport
+
+_STATES = {
+    "done": "The run is done", "failed": "The run failed", "stopped": "The run was stopped", "lost": "The run is lost", "running": "The run trains",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -20,13 +24,9 @@ class Figure:
     value: str
     note: str = ""
 
-    @property
-    def is_known(self) -> bool:
-        return self.value != text.UNKNOWN
-
 
 def figures(report: RunReport) -> tuple[Figure, ...]:
-    """Those of the whole run."""
+    """Those of the whole run that are known."""
     happened = {row.what: row.happened for row in report.compared}
     losses = {series.label: series.points for curve in report.curves if curve.name == "Loss" for series in curve.series}
     last, held_out = losses.get("training", ())[-1:], losses.get("held out", ())
@@ -48,7 +48,19 @@ def figures(report: RunReport) -> tuple[Figure, ...]:
         found.append(
             Figure("cost", page_tables.cost(energy.cost, energy.currency), f"at {energy.price_per_kwh:g} {energy.currency} per kWh")
         )
-    return tuple(found)
+    return tuple(figure for figure in found if figure.value != text.UNKNOWN)
+
+
+def answer(report: RunReport) -> str:
+    """The first line: "The run is done: 80 steps in 10 min, last loss 1.085, best held-out loss 1.051." Of a run that failed also why."""
+    known = {figure.name: figure.value for figure in figures(report)}
+    begins = _STATES.get(report.state, f"The run is {report.state}")
+    why = [report.attempts[-1].title] if report.state in ("failed", "lost") and report.attempts and report.attempts[-1].title else []
+    done = [f"{known['steps']} steps"] if "steps" in known else []
+    done = [" in ".join([*done, known["duration"]])] if "duration" in known else done
+    losses = [f"{name} {known[name]}" for name in ("last loss", "best held-out loss") if name in known]
+    said = ", ".join([*why, *done, *losses])
+    return f"{begins}{': ' if said else ''}{said}."
 
 
 @dataclass(frozen=True)
@@ -62,7 +74,14 @@ class Section:
 
 
 def sections(report: RunReport) -> Iterator[Section]:
-    """Those that have something to show, without the curves."""
+    """Those that have something to show, without the curves; of their tables only what is known."""
+    for section in _all(report):
+        tables = [known for table in section.tables if (known := table.known()).rows]
+        if tables:
+            yield replace(section, tables=tables)
+
+
+def _all(report: RunReport) -> Iterator[Section]:
     if report.attempts:
         yield Section("attempts", "Attempts", [page_tables.attempts(report)])
     if report.timeline:
@@ -73,7 +92,7 @@ def sections(report: RunReport) -> Iterator[Section]:
         yield Section("plan", "Plan and what happened", [page_tables.compared(report)])
     if report.profiled:
         yield Section("profile", "Profile", profile_section.tables(report.profiled), profile_section.note(report.profiled))
-    if report.energy.cards:
+    if report.energy.kwh is not None:
         yield Section("energy", "Energy", [page_tables.energy(report)], _energy_note(report))
     if report.answers:
         yield Section("answers", "Questions before and after", [page_tables.answers(report)])

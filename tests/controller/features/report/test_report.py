@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import time
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ import pytest
 
 from homelab.controller.facts.reading import read
 from homelab.controller.features.profile.rank_profile import RankProfile
-from homelab.controller.features.report import page, report_builder
+from homelab.controller.features.report import page, report_builder, sections
 from homelab.controller.features.report.downsampling import thinned
+from homelab.controller.features.report.page_tables import Markup, Table
 from homelab.controller.features.report.report_builder import Asked, RunAbout, Sources
 from homelab.controller.features.report.run_report import CurvePoint
 from homelab.shared.protocol.rank_messages import Metric
-from tests.controller.dashboard import sample
+from homelab.shared.protocol.run_messages import CardJoules
+from tests.controller.dashboard import sample, test_view
 
 EVIL = "<script>alert(1)</script>"
 
@@ -89,7 +92,46 @@ def test_a_step_that_was_done_again_counts_once() -> None:
 def test_what_is_missing_is_said() -> None:
     report = report_builder.build(sources(metrics=[], plans={}, asked=[]))
     assert len(report.missing) == 2 and "no plan" in report.missing[0] and "no step was recorded" in report.missing[1]
-    assert "unknown" in page.render(report)
+    html = page.render(report)
+    assert escape(report.missing[0]) in html and 'id="plan"' not in html and 'id="shares"' not in html, "what is not known has no section"
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({}, "The run is done: 20 steps in 19 s, last loss 3.000."),
+        ({"state": "running"}, "The run trains: 20 steps in 19 s, last loss 3.000."),
+        ({"state": "starting", "metrics": [], "plans": {}}, "The run is starting."),
+        (
+            {"state": "failed", "diagnoses": {1: test_view.WHY}},
+            "The run failed: the disk of laptop is full, 20 steps in 19 s, last loss 3.000.",
+        ),
+    ],
+)
+def test_the_first_line_is_the_answer(told: dict[str, Any], said: str) -> None:
+    report = report_builder.build(sources(**told))
+    assert sections.answer(report) == said
+    assert f'</h1><p class="answer">{said}</p>' in page.render(report)
+
+
+def test_no_section_is_empty() -> None:
+    """Nothing is known of the energy of processors, of a plan without a time, of a node without versions."""
+    report = report_builder.build(sources())
+    html = page.render(report)
+    assert "the energy of the cards: attempt 1 did not measure it" in report.missing and 'id="energy"' not in html
+    plan = next(section for section in sections.sections(report) if section.name == "plan")
+    assert [head for head, _ in plan.tables[0].heads] == ["figure", "happened"] and len(plan.tables[0].rows) == len(report.compared) - 1
+    cpu = sources().plans[1].model_copy(update={"device": "cpu"})
+    assert not any("energy" in line for line in report_builder.build(sources(plans={1: cpu})).missing)
+    told = {(1, "tower"): [CardJoules(index=0, joules=3.6e6, measured_s=60.0)]}
+    html = page.render(report_builder.build(sources(energy=told)))
+    assert 'id="energy"' in html and "1 kWh" in html, "one that tells is enough"
+
+
+def test_a_table_keeps_what_is_known() -> None:
+    table = Table("", [("node", ""), ("a", "n"), ("b", "n")], [("x", "unknown", "1"), ("y", "–", ""), ("z", "", Markup(""))])
+    assert table.known() == Table("", [("node", ""), ("b", "n")], [["x", "1"]])
+    assert table.known().rows == [["x", "1"]] and not Table("", [("node", ""), ("a", "")], [("x", "unknown")]).known().rows
 
 
 def test_thinning_keeps_the_extremes() -> None:
@@ -98,6 +140,45 @@ def test_thinning_keeps_the_extremes() -> None:
     points[54_321], points[777] = high, low
     few = thinned(points, 300)
     assert len(few) < 2000 and high in few and low in few and few[0].step == 0 and few[-1].step == 99_999
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("width", [390, 800, 1280])
+def test_nothing_is_wider_than_the_screen(tmp_path: Path, width: int) -> None:
+    """Chromium, with a script of ours in place of the policy that would forbid it."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("there is no chromium on this machine: apt install chromium")
+    plan = sources().plans[1]
+    held_out = [
+        read(Metric, {"kind": "eval", "step": step, "rank": 0, "attempt": 1, "time": 1000.0 + step, "eval_loss": 2.5}) for step in (1, 9)
+    ]
+    again = [train(step, attempt=2, rank=rank, learning_rate=1.234e-5) for step in range(11, 21) for rank in (0, 1)]
+    lines = [*sources(10).metrics, *held_out, *again]
+    plans = {1: plan, 2: plan.model_copy(update={"attempt": 2, "resume_step": 10})}
+    html = page.render(report_builder.build(sources(metrics=lines, plans=plans, diagnoses={1: test_view.WHY})))
+    measure = (
+        "<script>document.title=[document.documentElement,...document.querySelectorAll('.scroll')]"
+        ".filter(one=>one.scrollWidth>one.clientWidth+1).map(one=>one.innerText.slice(0,40)+one.scrollWidth+'>'+one.clientWidth).join('|')||'fits'</script></body>"
+    )
+    framed = tmp_path / "framed.html"  # a window of chromium is at least 500 pixels wide
+    (tmp_path / "report.html").write_text(re.sub(r"<meta http-equiv=[^>]*>", "", html).replace("</body>", measure))
+    framed.write_text(
+        f'<iframe id="f" src="report.html" style="width:{width}px;height:900px;border:0"></iframe>'
+        "<script>f.onload=()=>{document.body.dataset.said=f.contentDocument.title}</script>"
+    )
+    command = [
+        chromium,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--allow-file-access-from-files",
+        "--hide-scrollbars",
+        f"--user-data-dir={tmp_path / 'profile'}",
+    ]
+    done = subprocess.run([*command, "--dump-dom", framed.as_uri()], capture_output=True, text=True, timeout=100, check=True)
+    assert 'data-said="fits"' in done.stdout, re.findall(r'data-said="[^"]*"', done.stdout) or done.stdout[:500]
 
 
 @pytest.mark.thorough
