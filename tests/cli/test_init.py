@@ -121,7 +121,7 @@ def test_from_an_ssh_config_to_a_cluster_and_again(home: Home) -> None:
     home.desk.homelab("preflight", "--only", "ssh", code=0)
 
 
-@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"], ids=["unix", "windows"])
+@pytest.mark.parametrize("line_end", [pytest.param(b"\n", marks=pytest.mark.thorough), b"\r\n"], ids=["unix", "windows"])
 def test_the_shipped_example_gives_way_to_the_machines_that_are_found(home: Home, line_end: bytes) -> None:
     home.believe(0, 1)
     home.file.write_bytes((Path(__file__).parents[2] / "cluster.toml").read_bytes().replace(b"\n", line_end))
@@ -147,6 +147,7 @@ def test_a_named_host_is_added_and_every_comment_stays(home: Home) -> None:
     assert home.file.read_bytes().decode() == written
 
 
+@pytest.mark.thorough
 def test_a_machine_that_has_moved_is_no_second_node(home: Home) -> None:
     """Its old address is silent, or another machine answers there; its host key, which was accepted once, answers at another place."""
     lines = [line.split(" ", 1) for line in (home.desk.lab.folder / "known_hosts").read_text().splitlines()]
@@ -177,6 +178,7 @@ def test_a_new_host_key_is_shown_and_may_be_declined(home: Home) -> None:
     assert names(home) == ["attic", "cellar"] and home.known_hosts.read_bytes().startswith(before)
 
 
+@pytest.mark.thorough
 def test_one_node_under_two_names_and_this_machine(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its host key before a login; and where another server of the same machine shows another one, by its workdir."""
     home.config(home.node(1, "cellar basement"), home.node(0, "loft"))
@@ -241,6 +243,7 @@ def test_nothing_is_found_or_reached(home: Home) -> None:
     assert home.file.read_text() == "[clutser]\n"
 
 
+@pytest.mark.thorough
 def test_neighbours_are_offered_and_are_no_nodes_by_default(home: Home) -> None:
     node = home.desk.lab.nodes[0]
     (home.ssh / "config").write_text(f"Host {node.host}\n" + home.node(0, "x").partition("\n")[2].replace("HostName", "# HostName"))

@@ -206,6 +206,7 @@ def test_data_that_is_missing_on_a_node_or_another_there(desk: Desk) -> None:
     findings(desk, "on-node.toml", "--only", "data", "--skip", "data.enough", code=0)
 
 
+@pytest.mark.thorough
 def test_a_model_folder_that_is_none(desk: Desk) -> None:
     folder = Path(desk.lab.folder) / "a model's folder"
     desk.write("model.toml", LAW.replace('"/nowhere/model"', json.dumps(str(folder))))
@@ -278,6 +279,7 @@ def test_a_disk_that_is_full_at_facts_at_ship_and_at_start(desk: Desk) -> None:
         desk.homelab("stop")
 
 
+@pytest.mark.thorough
 def test_a_full_disk_does_not_save_a_run_from_stop(desk: Desk) -> None:
     with small_disk(desk, "node2", "size=3m") as folder:  # room for the code and the run's first files
         started = desk.json("launch", "script.toml", "--skip", "disk", "--skip", "collective")
@@ -321,6 +323,7 @@ def test_odd_names_everywhere_and_a_run_that_ends_well(cli_lab: Lab, desk: Desk)
     assert not list(Path("/tmp").glob("pwned")) and not Path("pwned").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_port_where_something_else_answers_nothing(desk: Desk) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -85,6 +85,7 @@ def test_fix_runs_what_it_shows_and_looks_again(desk: Desk, cli_lab: Lab) -> Non
     assert "# changed" not in Path(file).read_text()
 
 
+@pytest.mark.thorough
 def test_fix_asks_and_does_nothing_on_no(desk: Desk, cli_lab: Lab) -> None:
     desk.homelab("preflight")
     file = _damage(cli_lab, "node1")
@@ -118,6 +119,7 @@ def test_watch_ends_when_the_last_failure_is_mended(desk: Desk, cli_lab: Lab) ->
     assert process.returncode == 0 and b"Ready to train" in said
 
 
+@pytest.mark.thorough
 def test_ctrl_c_ends_the_watching(desk: Desk, cli_lab: Lab) -> None:
     desk.homelab("preflight")
     _damage(cli_lab, "node2")

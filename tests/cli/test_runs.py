@@ -106,7 +106,7 @@ DAMAGE = (None, b'{"schema": 1, "na', b'{"recipe": 5, "data": []}')
 
 
 @pytest.mark.parametrize(
-    "contents", [DAMAGE, pytest.param((*DAMAGE, b"", b"[]", b"\xff\xfe"), marks=pytest.mark.thorough)], ids=["some", "all"]
+    "contents", [DAMAGE[:1], pytest.param((*DAMAGE, b"", b"[]", b"\xff\xfe"), marks=pytest.mark.thorough)], ids=["one", "all"]
 )
 def test_a_damaged_folder_is_mended_from_the_nodes(launched: tuple[Desk, str], contents: tuple[bytes | None, ...]) -> None:
     desk, run = launched

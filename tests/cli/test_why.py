@@ -108,6 +108,7 @@ def test_from_the_failure_to_the_next_attempt(failed: tuple[Desk, str]) -> None:
     assert desk.json("why", run, "--attempt", "2")["diagnosis"] is None, "it was stopped, it did not fail"
 
 
+@pytest.mark.thorough
 def test_what_was_kept_when_the_nodes_do_not_answer(failed: tuple[Desk, str]) -> None:
     desk, run = failed
     true_cluster = desk.cluster

@@ -148,7 +148,15 @@ REFUSED: list[tuple[Callable[[Stopped], None], tuple[str, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "said"), REFUSED, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        pytest.param(
+            *case, marks=() if case[0] in (edited_recipe, damaged_checkpoints, too_few) else pytest.mark.thorough, id=case[0].__name__
+        )
+        for case in REFUSED
+    ],
+)
 def test_refused_and_left_as_it_was(stopped: Stopped, spoil: Callable[[Stopped], None], said: tuple[str, ...]) -> None:
     spoil(stopped)
     error = complaint(stopped.desk, *RECOVER, stopped.run.name, code=1, as_json=False)

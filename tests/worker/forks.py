@@ -23,6 +23,11 @@ from typing import Any
 def main() -> None:
     import peft  # noqa: F401
     import transformers.models.llama.modeling_llama  # noqa: F401
+    from transformers import conversion_mapping
+
+    import homelab.worker.training.train  # noqa: F401
+
+    conversion_mapping.get_checkpoint_conversion_mapping("llama")  # a thousand patterns, which each rank would compile
 
     gc.collect()
     gc.freeze()  # the ranks' collectors leave these pages alone

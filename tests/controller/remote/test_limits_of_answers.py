@@ -160,7 +160,13 @@ LARGEST = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("verb", "blocks"), LARGEST.values(), ids=LARGEST)
+@pytest.mark.parametrize(
+    ("verb", "blocks"),
+    [
+        pytest.param(*case, marks=pytest.mark.thorough if name in ("one wide text", "plans") else (), id=name)
+        for name, case in LARGEST.items()
+    ],
+)
 def test_the_largest_answers_take_less_than_half_a_gigabyte(verb: str, blocks: str) -> None:
     root = str(Path(__file__).parents[3])
     done = subprocess.run(

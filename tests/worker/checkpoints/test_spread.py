@@ -104,6 +104,7 @@ def test_those_without_and_with_a_flipped_bit_have_it_from_the_one_that_is_whole
     assert any("went from whole to damaged, without" in note for note in notes)
 
 
+@pytest.mark.thorough
 def test_who_has_no_part_in_the_sending_does_not_wait_at_the_cards_group(run: Path, forks: harness.Forks) -> None:
     codes, output = again(forks, run, 2, entry="tests.worker.checkpoints.test_spread:beside_cards")
     assert codes == [0] * 4, output
@@ -130,6 +131,7 @@ def test_a_whole_copy_with_other_weights_is_replaced_by_what_most_hold(run: Path
     assert any("on damaged is set aside" in note and "differ from those of whole, without" in note for note in notes), notes
 
 
+@pytest.mark.thorough
 def test_what_was_chosen_before_the_start_counts_more_than_the_votes_of_those_that_take_part(run: Path, forks: harness.Forks) -> None:
     from homelab.worker.checkpoints import broadcast
 
@@ -212,6 +214,7 @@ def test_what_arrives_damaged_is_not_taken(run: Path, forks: harness.Forks) -> N
     assert list(checkpoints(run, "without").iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_an_attempt_that_was_replaced_saves_nothing_more(run: Path, forks: harness.Forks) -> None:
     replaced = harness.folder_of(run, "whole", PLACES) / "attempts" / "5"
     codes, output = again(forks, run, 2, prepare=lambda: (damage(run), replaced.mkdir(), (replaced / "plan.json").touch()))

@@ -7,6 +7,7 @@ tests compare them with both, module by module, on the meta device.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -65,7 +66,7 @@ class Architecture:
         """Features of all key (or all value) heads of one token."""
         return self.kv_heads * self.head_dim
 
-    @property
+    @functools.cached_property
     def block(self) -> tuple[Linear, ...]:
         """Every nn.Linear of one block, in the order of the forward pass."""
         output = Linear("o_proj", self.query_width, self.hidden, self.output_bias)
@@ -83,12 +84,12 @@ class Architecture:
             down,
         )
 
-    @property
+    @functools.cached_property
     def linear_parameters(self) -> int:
         """Weights of all nn.Linear of the blocks, without biases and head: exactly what is quantised."""
         return self.layers * sum(linear.weights for linear in self.block)
 
-    @property
+    @functools.cached_property
     def bias_parameters(self) -> int:
         """Biases of the blocks."""
         return self.layers * sum(linear.outputs for linear in self.block if linear.bias)
@@ -103,7 +104,7 @@ class Architecture:
         """`lm_head`, where it is a matrix of its own; 0 where it is the embedding table."""
         return 0 if self.tied_embeddings else self.vocabulary * self.hidden
 
-    @property
+    @functools.cached_property
     def norm_parameters(self) -> int:
         """Scales of all RMS norms: of the blocks, of queries and keys where the model has them, and the last one."""
         return self.layers * (self.norms_per_layer * self.hidden + sum(self.query_key_norms)) + self.hidden
@@ -119,7 +120,7 @@ class Architecture:
         """Whether [train] fused_loss has an effect: "auto" has none for a model that scales its logits."""
         return bool(fused_loss) and not self.scales_logits
 
-    @property
+    @functools.cached_property
     def total(self) -> int:
         """All parameters; tied ones count once, as in `sum(p.numel() for p in model.parameters())`."""
         blocks = self.linear_parameters + self.bias_parameters

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -37,16 +38,39 @@ def _of_rank(rank: int, own: dict[str, torch.Tensor], device: torch.device, *, i
     header = torch.frombuffer(bytearray(text), dtype=torch.uint8) if is_own else torch.empty(length, dtype=torch.uint8)
     listed = json.loads(bytes(_broadcast(header, rank, device).tolist()).decode())
     whole = {}
-    for name, dtype, shape in listed:
-        tensor = own[name].detach().contiguous().cpu() if is_own else torch.empty(shape, dtype=getattr(torch, dtype))
-        flat = tensor.reshape(-1).view(torch.uint8)
-        for piece in flat.split(_PIECE_BYTES):
+    for together in _in_pieces(listed):
+        tensors = {
+            name: own[name].detach().contiguous().cpu() if is_own else torch.empty(shape, dtype=getattr(torch, dtype))
+            for name, dtype, shape in together
+        }
+        flats = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors.values()]
+        # Many small tensors go as one: an adapter has hundreds, and each message costs a round of the network.
+        bytes_of_all = flats[0] if len(flats) == 1 else torch.cat(flats)
+        for piece in bytes_of_all.split(_PIECE_BYTES):
             received = _broadcast(piece, rank, device)
             if not is_own and is_kept:
                 piece.copy_(received)
         if is_kept:
-            whole[name] = tensor
+            if not is_own and len(flats) > 1:
+                for flat, part in zip(flats, bytes_of_all.split([len(flat) for flat in flats]), strict=True):
+                    flat.copy_(part)
+            whole |= tensors
     return whole
+
+
+def _in_pieces(listed: Iterable[tuple[str, str, list[int]]]) -> Iterator[list[tuple[str, str, list[int]]]]:
+    """The tensors in their order, as many at once as have room in a piece; a larger one is alone."""
+    together: list[tuple[str, str, list[int]]] = []
+    size = 0
+    for one in listed:
+        own_size = math.prod(one[2]) * getattr(torch, one[1]).itemsize
+        if together and size + own_size > _PIECE_BYTES:
+            yield together
+            together, size = [], 0
+        together.append(one)
+        size += own_size
+    if together:
+        yield together
 
 
 def _broadcast(tensor: torch.Tensor, source: int, device: torch.device) -> torch.Tensor:

@@ -110,6 +110,7 @@ def test_what_is_measured_and_what_is_not() -> None:
     assert {point.basis for point in cards.points} == {"guess"}, "data sheets"
 
 
+@pytest.mark.thorough
 def test_where_it_turns_and_what_limits_it() -> None:
     by_wire = curve(with_sync(2.0), "1..8")
     assert (

@@ -82,7 +82,8 @@ def test_the_training_is_that_of_one_process(
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("steps", [SHORT, pytest.param(LONG, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("steps", [SHORT, LONG])
 def test_a_run_goes_on_with_another_cut_and_another_strategy(
     steps: int, forks: harness.Forks, reference: Reference, tmp_path: Path, deep: Path, data: Path
 ) -> None:  # fmt: skip

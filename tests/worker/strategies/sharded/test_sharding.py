@@ -26,11 +26,23 @@ def one_process(forks: harness.Forks, folder: Path, model: Path, data: Path, **c
     return run
 
 
-def test_a_run_goes_on_with_another_strategy(forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
-    """zero2 on three, zero2 on two, ddp, zero3, one process: each from the checkpoint of the one before."""
-    one = one_process(forks, tmp_path / "one", model, data, train__steps=6)
-    run = harness.make_run(tmp_path / "run", model, data, **RECIPE | {"train__steps": 6})
-    attempts = [([6, 4, 2], "zero2"), ([7, 5], "zero2"), ([4, 8], "ddp"), ([5, 4, 3], "zero3"), ([12], "ddp")]
+@pytest.mark.parametrize(
+    "attempts",
+    [
+        [([7, 5], "zero2"), ([4, 8], "zero3"), ([12], "ddp")],
+        pytest.param(
+            [([6, 4, 2], "zero2"), ([7, 5], "zero2"), ([4, 8], "ddp"), ([5, 4, 3], "zero3"), ([12], "ddp")], marks=pytest.mark.thorough
+        ),
+    ],
+    ids=["three", "five"],
+)
+def test_a_run_goes_on_with_another_strategy(
+    attempts: list[tuple[list[int], str]], forks: harness.Forks, tmp_path: Path, model: Path, data: Path
+) -> None:
+    """Each from the checkpoint of the one before."""
+    steps = len(attempts) + 1
+    one = one_process(forks, tmp_path / "one", model, data, train__steps=steps)
+    run = harness.make_run(tmp_path / "run", model, data, **RECIPE | {"train__steps": steps})
     curve: dict[int, float] = {}
     taken: dict[int, list[int]] = {}
     for attempt, (shares, strategy) in enumerate(attempts, start=1):
@@ -39,7 +51,7 @@ def test_a_run_goes_on_with_another_strategy(forks: harness.Forks, tmp_path: Pat
         taken |= harness.samples(run, attempt, len(shares))
     assert curve == pytest.approx(harness.losses(one, 1), rel=TOLERANCE)
     assert taken == harness.samples(one, 1, 1), "every sample once"
-    assert harness.relative_error(harness.weights(run, 6), harness.weights(one, 6)) <= TOLERANCE
+    assert harness.relative_error(harness.weights(run, steps), harness.weights(one, steps)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("strategy", ["zero2", pytest.param("fsdp", marks=pytest.mark.thorough)])
