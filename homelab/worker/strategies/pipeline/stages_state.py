@@ -37,7 +37,7 @@ def _of_rank(rank: int, own: dict[str, torch.Tensor], device: torch.device, *, i
     length = int(process_group.gather([float(len(text))])[rank][0])
     header = torch.frombuffer(bytearray(text), dtype=torch.uint8) if is_own else torch.empty(length, dtype=torch.uint8)
     listed = json.loads(bytes(_broadcast(header, rank, device).tolist()).decode())
-    whole = {}
+    whole: dict[str, torch.Tensor] = {}
     for together in _in_pieces(listed):
         tensors = {
             name: own[name].detach().contiguous().cpu() if is_own else torch.empty(shape, dtype=getattr(torch, dtype))
