@@ -30,7 +30,8 @@ def without_noise(lines: Sequence[str], least: int = 2) -> list[str]:
     told: set[str] = set()
     for entry in entries:
         if chatter >= least and _is_chatter(entry[0]):
-            key, shown = "chatter", (f"({chatter} warning{'s' * (chatter != 1)} of torch and its libraries, without an error)",)
+            key = "chatter"
+            shown: tuple[str, ...] = (f"({chatter} warning{'s' * (chatter != 1)} of torch and its libraries, without an error)",)
         else:
             key = _repeatable(entry[0])
             shown = (f"{entry[0]} (x{repeated[key]})", *entry[1:]) if repeated[key] > 1 else entry
