@@ -1,11 +1,13 @@
 """The cost of each test, one JSON line in `.pytest_cache/costs.jsonl`, and a budget of CPU seconds for each file (budgets.toml).
 
-CPU seconds, because a busy machine makes a test longer and not dearer: those of this process, of the children that it waited for, and of
-what they started for it elsewhere. What a lab leaves running is not in them.
+CPU seconds, because a busy machine makes a test longer and not dearer. Where the kernel keeps an account of a group of processes (cgroup v1,
+cpuacct), they are those of all that this process has started, the nodes of its labs among them, which are nobody's children. Elsewhere they
+are those of this process, of the children that it waited for, and of what they started for it elsewhere.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -35,23 +37,63 @@ def children_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
+class Account:
+    """The kernel's account of this process and of all that it starts from now on, also of what leaves it. `spent_s` is None without one."""
+
+    tree = Path("/sys/fs/cgroup/cpuacct")
+
+    def __init__(self, owner: int) -> None:
+        self.pid, self._folder = os.getpid(), self.tree / f"homelab-tests-{owner}-{os.getpid()}"
+        try:
+            self._folder.mkdir()
+            (self._folder / "cgroup.procs").write_text(str(self.pid))
+        except OSError:  # cgroup v2 alone, or somebody else's machine
+            self._folder = Path(os.devnull)
+
+    def spent_s(self) -> float | None:
+        try:
+            return int((self._folder / "cpuacct.usage").read_text()) / 1e9
+        except OSError:
+            return None
+
+    @classmethod
+    def close_all(cls, owner: int) -> None:
+        """Remove the accounts of `owner`'s processes. What a test has left running keeps its own."""
+        with contextlib.suppress(OSError):
+            (cls.tree / "cgroup.procs").write_text(str(os.getpid()))
+        for folder in cls.tree.glob(f"homelab-tests-{owner}-*"):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
 class Costs:
     """Writes a line for each test; several processes may write at once."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
+        self._owner = os.getpid()
+        self._account: Account | None = None
 
     def pytest_sessionstart(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         self.file.write_text("")
 
+    def pytest_unconfigure(self) -> None:
+        if os.getpid() == self._owner:
+            Account.close_all(self._owner)
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-        began, own, children = time.monotonic(), own_s(), children_s()
+        if self._account is None or self._account.pid != os.getpid():  # a lane was forked
+            self._account = Account(self._owner)
+        began, own, children, all_s = time.monotonic(), own_s(), children_s(), self._account.spent_s()
         result = yield
         cpu_s = own_s() - own
         if nextitem is not None:  # at the end of a process its servants end, whose work is counted already
             cpu_s += children_s() - children
+        now_s = self._account.spent_s()
+        if all_s is not None and now_s is not None:
+            cpu_s = now_s - all_s
         row = {"test": item.nodeid, "seconds": round(time.monotonic() - began, 3), "cpu_seconds": round(cpu_s, 3)}
         into = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(into, (json.dumps(row) + "\n").encode())

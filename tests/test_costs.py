@@ -18,6 +18,10 @@ SPEND = "import time; end = time.process_time() + 0.3\\nwhile time.process_time(
 def test_computes(): exec(SPEND)
 def test_has_it_computed(): subprocess.run([sys.executable, "-c", SPEND], check=True)
 def test_waits(): time.sleep(0.5)
+def test_has_it_computed_by_nobodys_child():
+    first = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SPEND!r}], start_new_session=True)"
+    subprocess.run([sys.executable, "-c", first], check=True)
+    time.sleep(1.5)
 """
 OPTIONS = """
 from pathlib import Path
@@ -33,9 +37,11 @@ def test_cpu_seconds_of_a_test_and_its_children(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     environment["PYTHONPATH"] = f"{costs.ROOT}{os.pathsep}{tmp_path}"
     subprocess.run(line, check=True, env=environment, capture_output=True, timeout=60)
-    computes, asks, waits = map(eval, (tmp_path / "costs.jsonl").read_text().splitlines())
+    computes, asks, waits, leaves = map(eval, (tmp_path / "costs.jsonl").read_text().splitlines())
     assert computes["cpu_seconds"] >= 0.3 and asks["cpu_seconds"] >= 0.3
     assert waits["cpu_seconds"] < 0.3 and waits["seconds"] >= 0.5
+    if os.access(costs.Account.tree / "cgroup.procs", os.W_OK):
+        assert leaves["cpu_seconds"] >= 0.3, "as the nodes of a lab are: what they do counted as nothing"
     (spent,) = costs.by_file(tmp_path / "costs.jsonl").values()
     assert spent >= 0.6
 
