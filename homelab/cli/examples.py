@@ -22,6 +22,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "run": ("homelab run -- python train.py --epochs 3", "homelab run --nodes tower,laptop -- accelerate launch train.py"),
     "status": ("homelab status", "homelab status 2026-11-21 --once"),
+    "web": ("homelab web", "homelab web 2026-11-21 --port 8900"),
     "logs": ("homelab logs --rank 1", "homelab logs 2026-11-21 --attempt 1"),
     "stop": ("homelab stop", "homelab stop --orphans"),
     "recover": ("homelab recover",),

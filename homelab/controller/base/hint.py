@@ -18,7 +18,7 @@ Options = Callable[[str], str]
 # The first one that a text begins with is its name: two words before one.
 _OWN_NAMES = (
     "bench card", "bench", "chat", "compare", "data", "demo", "doctor", "export", "fetch", "gguf", "init", "launch", "logs", "merge", "new", "plan", "preflight", "profile", "push",
-    "recover", "report", "run", "runs", "schema", "setup", "status", "stop", "supervise", "teardown", "tensorboard", "track", "trust", "wake", "why",
+    "recover", "report", "run", "runs", "schema", "setup", "status", "stop", "supervise", "teardown", "tensorboard", "track", "trust", "wake", "web", "why",
 )  # fmt: skip
 # Not "the user that homelab logs in with".
 _OWN = re.compile(rf"(?<![\w./-])homelab ({'|'.join(_OWN_NAMES)})\b(?!-)(?! in with)")

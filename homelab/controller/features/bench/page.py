@@ -50,7 +50,7 @@ def render(about: About, cells: Sequence[Summary], results: Sequence[Result]) ->
     heads: list[tuple[str, page_tables.Look]] = [(name, "" if place == 0 else "n") for place, name in enumerate(table.HEADINGS)]
     lines = table.reasons(cells)
     sections = (
-        ("cells", "Cells", page_tables.Table("Medians over the runs of each cell", heads, table.rows(cells)).html()),
+        ("cells", "Cells", page_tables.ReportTable("Medians over the runs of each cell", heads, table.rows(cells)).html()),
         ("charts", "Over the number of nodes", f'<div class="charts">{drawn}</div>'),
         ("reasons", "Missing figures, and why", f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""),
         ("machines", "Machines and versions", _machines(results)),
@@ -80,8 +80,8 @@ def _machines(results: Sequence[Result]) -> str:
     if not devices:
         return ""
     tables = (
-        page_tables.Table("The nodes", [("node", ""), ("devices that took part", "")], list(devices.items())),
-        page_tables.Table("On the nodes", [("package", ""), ("version", "")], sorted(versions.items())),
+        page_tables.ReportTable("The nodes", [("node", ""), ("devices that took part", "")], list(devices.items())),
+        page_tables.ReportTable("On the nodes", [("package", ""), ("version", "")], sorted(versions.items())),
     )
     return "".join(one.html() for one in tables)
 

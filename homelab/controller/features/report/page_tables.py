@@ -27,7 +27,7 @@ Look = Literal["", "n", "t", "text"]
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """One table; the first cell of a row is its header. `is_tall`: it may be long, and scrolls downwards, too."""
 
     caption: str
@@ -35,7 +35,7 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     is_tall: bool = False
 
-    def known(self) -> Table:
+    def known(self) -> ReportTable:
         """Without the columns and the rows of which nothing is known; the first column only names the rows."""
         kept = [0, *(place for place in range(1, len(self.heads)) if any(_is_known(row[place]) for row in self.rows))]
         rows = [[row[place] for place in kept] for row in self.rows if any(map(_is_known, row[1:]))]
@@ -77,7 +77,7 @@ def _class(look: Look) -> str:
     return f' class="{look}"' if look else ""
 
 
-def attempts(report: RunReport) -> Table:
+def attempts(report: RunReport) -> ReportTable:
     """Every start of the run."""
     rows = [
         (
@@ -91,10 +91,10 @@ def attempts(report: RunReport) -> Table:
     heads: list[tuple[str, Look]] = [
         ("attempt", ""), ("began", "t"), ("took", "t"), ("end", ""), ("after step", "n"), ("last step that counts", "n"), ("nodes", ""), ("why it failed", "text"),
     ]  # fmt: skip
-    return Table("Attempts: each start of the training on all its nodes", heads, rows)
+    return ReportTable("Attempts: each start of the training on all its nodes", heads, rows)
 
 
-def timeline(report: RunReport) -> Table:
+def timeline(report: RunReport) -> ReportTable:
     """What happened, in order."""
     heads: list[tuple[str, Look]] = [("time", "t"), ("kind", "t"), ("what", "text")]
     rows: list[Sequence[Cell]] = [
@@ -107,10 +107,10 @@ def timeline(report: RunReport) -> Table:
     ]
     if report.timeline_left_out:
         rows.insert(len(rows) // 2, ("…", "", f"{report.timeline_left_out} events are not shown; events.jsonl of the run has all"))
-    return Table("Faults, rebalances and other events", heads, rows, is_tall=True)
+    return ReportTable("Faults, rebalances and other events", heads, rows, is_tall=True)
 
 
-def shares(report: RunReport) -> Table:
+def shares(report: RunReport) -> ReportTable:
     """Each rank's part of the tokens."""
     heads: list[tuple[str, Look]] = [
         ("rank", "n"), ("node", ""), ("card or processor", ""), ("planned", "n"), ("done", "n"), ("planned above, done below", ""), ("tokens", "n"),
@@ -123,7 +123,7 @@ def shares(report: RunReport) -> Table:
         )
         for row in report.shares
     ]  # fmt: skip
-    return Table("Shares of the work by rank", heads, rows)
+    return ReportTable("Shares of the work by rank", heads, rows)
 
 
 def _share(planned: float | None, done: float | None) -> Markup:
@@ -137,17 +137,17 @@ def _share(planned: float | None, done: float | None) -> Markup:
     return Markup(f'<svg class="share" viewBox="0 0 100 9" preserveAspectRatio="none" aria-hidden="true">{bars}</svg>')
 
 
-def compared(report: RunReport) -> Table:
+def compared(report: RunReport) -> ReportTable:
     """The plan beside what happened."""
     heads: list[tuple[str, Look]] = [("figure", ""), ("planned", "n"), ("happened", "n")]
-    return Table(
+    return ReportTable(
         "Speeds are of the newest attempt: its plan, and the median of its steps",
         heads,
         [(row.what, row.planned, row.happened) for row in report.compared],
     )
 
 
-def energy(report: RunReport) -> Table:
+def energy(report: RunReport) -> ReportTable:
     """What each card used."""
     heads: list[tuple[str, Look]] = [
         ("node", ""), ("card", ""), ("energy", "n"), ("cost", "n"), ("measured", "t"), ("tokens", "n"), ("tokens per kWh", "n"), ("note", "text"),
@@ -160,7 +160,7 @@ def energy(report: RunReport) -> Table:
         )
         for card in report.energy.cards
     ]  # fmt: skip
-    return Table("Energy of the graphics cards only, without processors, memory and power supplies", heads, rows)
+    return ReportTable("Energy of the graphics cards only, without processors, memory and power supplies", heads, rows)
 
 
 def cost(value: float | None, currency: str) -> str:
@@ -170,25 +170,25 @@ def cost(value: float | None, currency: str) -> str:
     return f"{value:.2f} {currency}".rstrip() if value >= 1 else f"{value:.2g} {currency}".rstrip()
 
 
-def answers(report: RunReport) -> Table:
+def answers(report: RunReport) -> ReportTable:
     """Questions, and what the model said before and after its training."""
     heads: list[tuple[str, Look]] = [("question", "text"), ("before training", "text"), ("after training", "text")]
-    return Table(
+    return ReportTable(
         "Answers of `homelab chat`", heads, [(row.question, row.before or "not asked", row.after or "not asked") for row in report.answers]
     )
 
 
-def machines(report: RunReport) -> Table:
+def machines(report: RunReport) -> ReportTable:
     """Nodes with their cards and packages."""
     heads: list[tuple[str, Look]] = [("node", ""), ("cards or processors", ""), ("versions", "text")]
-    return Table(
+    return ReportTable(
         "Machines at the launch",
         heads,
         [(row.node, ", ".join(row.devices), ", ".join(row.versions) or text.UNKNOWN) for row in report.machines],
     )
 
 
-def steps(report: RunReport) -> Table:
+def steps(report: RunReport) -> ReportTable:
     """The figures of the curves."""
     heads: list[tuple[str, Look]] = [
         ("step", "n"),
@@ -206,6 +206,6 @@ def steps(report: RunReport) -> Table:
         )
         for row in report.steps
     ]  # fmt: skip
-    return Table(
+    return ReportTable(
         f"{len(report.steps)} of {words.count(report.step_count)} steps, evenly, and those with an evaluation", heads, rows, is_tall=True
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from homelab.controller.base.units import gibibytes
 from homelab.controller.features.report import number_text as text
-from homelab.controller.features.report.page_tables import Look, Table
+from homelab.controller.features.report.page_tables import Look, ReportTable
 from homelab.controller.features.report.run_report import Profiled
 
 _MOST_EXCHANGES = 24
@@ -17,12 +17,12 @@ def note(profiled: Profiled) -> str:
     return f"Torch's profiler saw {steps} on rank {', '.join(map(str, profiled.ranks))}; profiled steps are slower than others."
 
 
-def tables(profiled: Profiled) -> list[Table]:
+def tables(profiled: Profiled) -> list[ReportTable]:
     """Three; the one about exchanges is left out where one rank trains alone."""
     return [_operators(profiled), *([_exchanges(profiled)] if profiled.exchanges else []), _memory(profiled)]
 
 
-def _operators(profiled: Profiled) -> Table:
+def _operators(profiled: Profiled) -> ReportTable:
     heads: list[tuple[str, Look]] = [
         ("operator", ""),
         ("calls", "n"),
@@ -42,10 +42,10 @@ def _operators(profiled: Profiled) -> Table:
         )
         for row in profiled.operators
     ]
-    return Table("The slowest operators, by their own time on all of these ranks", heads, rows)
+    return ReportTable("The slowest operators, by their own time on all of these ranks", heads, rows)
 
 
-def _exchanges(profiled: Profiled) -> Table:
+def _exchanges(profiled: Profiled) -> ReportTable:
     heads: list[tuple[str, Look]] = [
         ("exchange", ""),
         ("kind", ""),
@@ -67,16 +67,16 @@ def _exchanges(profiled: Profiled) -> Table:
         for row in dearest
     ]
     whole = sum(row.sent_bytes for row in profiled.exchanges) / 1e6
-    return Table(f"What a rank exchanges in a step: it sends {whole:.3f} MB", heads, rows)
+    return ReportTable(f"What a rank exchanges in a step: it sends {whole:.3f} MB", heads, rows)
 
 
-def _memory(profiled: Profiled) -> Table:
+def _memory(profiled: Profiled) -> ReportTable:
     heads: list[tuple[str, Look]] = [("rank", ""), ("most held", "n"), ("planned", "n"), ("at", "")]
     rows = [
         (f"{row.rank} ({row.node})", _gib(row.peak_bytes), _gib(row.predicted_bytes), row.peak_phase or text.NONE)
         for row in profiled.memory
     ]
-    return Table("Memory of torch, compared with the plan", heads, rows)
+    return ReportTable("Memory of torch, compared with the plan", heads, rows)
 
 
 def _gib(size_bytes: int | None) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from homelab.controller.dashboard import words
 from homelab.controller.features.report import number_text as text
 from homelab.controller.features.report import page_tables, profile_section
-from homelab.controller.features.report.page_tables import Table
+from homelab.controller.features.report.page_tables import ReportTable
 from homelab.controller.features.report.run_report import RunReport
 
 _STATES = {
@@ -64,16 +64,16 @@ def answer(report: RunReport) -> str:
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """A part of the report: its id, its heading, what is said of it in a sentence, and its tables."""
 
     name: str
     heading: str
-    tables: Sequence[Table]
+    tables: Sequence[ReportTable]
     note: str = ""
 
 
-def sections(report: RunReport) -> Iterator[Section]:
+def sections(report: RunReport) -> Iterator[ReportSection]:
     """Those that have something to show, without the curves; of their tables only what is known."""
     for section in _all(report):
         tables = [known for table in section.tables if (known := table.known()).rows]
@@ -81,26 +81,26 @@ def sections(report: RunReport) -> Iterator[Section]:
             yield replace(section, tables=tables)
 
 
-def _all(report: RunReport) -> Iterator[Section]:
+def _all(report: RunReport) -> Iterator[ReportSection]:
     if report.attempts:
-        yield Section("attempts", "Attempts", [page_tables.attempts(report)])
+        yield ReportSection("attempts", "Attempts", [page_tables.attempts(report)])
     if report.timeline:
-        yield Section("events", "Faults and rebalances", [page_tables.timeline(report)])
+        yield ReportSection("events", "Faults and rebalances", [page_tables.timeline(report)])
     if report.shares:
-        yield Section("shares", "Shares of the work", [page_tables.shares(report)])
+        yield ReportSection("shares", "Shares of the work", [page_tables.shares(report)])
     if report.compared:
-        yield Section("plan", "Plan and what happened", [page_tables.compared(report)])
+        yield ReportSection("plan", "Plan and what happened", [page_tables.compared(report)])
     if report.profiled:
-        yield Section("profile", "Profile", profile_section.tables(report.profiled), profile_section.note(report.profiled))
+        yield ReportSection("profile", "Profile", profile_section.tables(report.profiled), profile_section.note(report.profiled))
     if report.energy.kwh is not None:
-        yield Section("energy", "Energy", [page_tables.energy(report)], _energy_note(report))
+        yield ReportSection("energy", "Energy", [page_tables.energy(report)], _energy_note(report))
     if report.answers:
-        yield Section("answers", "Questions before and after", [page_tables.answers(report)])
+        yield ReportSection("answers", "Questions before and after", [page_tables.answers(report)])
     if report.machines or report.facts:
-        facts = [Table("The training and its software", [("figure", ""), ("value", "text")], report.facts)] if report.facts else []
-        yield Section("machines", "Machines and versions", [*([page_tables.machines(report)] if report.machines else []), *facts])
+        facts = [ReportTable("The training and its software", [("figure", ""), ("value", "text")], report.facts)] if report.facts else []
+        yield ReportSection("machines", "Machines and versions", [*([page_tables.machines(report)] if report.machines else []), *facts])
     if report.steps:
-        yield Section("steps", "Figures by step", [page_tables.steps(report)])
+        yield ReportSection("steps", "Figures by step", [page_tables.steps(report)])
 
 
 def _energy_note(report: RunReport) -> str:

@@ -17,7 +17,7 @@ from homelab.controller.facts.reading import read
 from homelab.controller.features.profile.rank_profile import RankProfile
 from homelab.controller.features.report import page, report_builder, sections
 from homelab.controller.features.report.downsampling import thinned
-from homelab.controller.features.report.page_tables import Markup, Table
+from homelab.controller.features.report.page_tables import Markup, ReportTable
 from homelab.controller.features.report.report_builder import Asked, RunAbout, Sources
 from homelab.controller.features.report.run_report import CurvePoint
 from homelab.shared.protocol.rank_messages import Metric
@@ -129,9 +129,9 @@ def test_no_section_is_empty() -> None:
 
 
 def test_a_table_keeps_what_is_known() -> None:
-    table = Table("", [("node", ""), ("a", "n"), ("b", "n")], [("x", "unknown", "1"), ("y", "–", ""), ("z", "", Markup(""))])
-    assert table.known() == Table("", [("node", ""), ("b", "n")], [["x", "1"]])
-    assert table.known().rows == [["x", "1"]] and not Table("", [("node", ""), ("a", "")], [("x", "unknown")]).known().rows
+    table = ReportTable("", [("node", ""), ("a", "n"), ("b", "n")], [("x", "unknown", "1"), ("y", "–", ""), ("z", "", Markup(""))])
+    assert table.known() == ReportTable("", [("node", ""), ("b", "n")], [["x", "1"]])
+    assert table.known().rows == [["x", "1"]] and not ReportTable("", [("node", ""), ("a", "")], [("x", "unknown")]).known().rows
 
 
 def test_thinning_keeps_the_extremes() -> None:

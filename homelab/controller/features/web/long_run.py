@@ -1,0 +1,81 @@
+"""The metrics of a run of very many steps, fewer of them: a page draws a curve of some hundred points, and is not kept waiting for all lines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from homelab.controller.features.report.downsampling import thinned
+from homelab.controller.features.report.run_report import CurvePoint, RunReport
+from homelab.controller.run import store
+from homelab.controller.run.paths import RunPaths
+from homelab.shared.protocol import files
+
+_SHORT_BYTES = 16_000_000  # that many are read whole in less than a second
+_STEPS = 1000
+_TRAIN, _STEP, _LOSS, _FIRST_RANK = b'"kind": "train"', b'"step": ', b'"loss": ', b'"rank": 0,'
+
+
+@dataclass(frozen=True)
+class FewLines:
+    """Lines of metrics.jsonl: all, or those of every `every`-th step. `losses`: step -> loss, of all steps; empty where `lines` are all."""
+
+    lines: list[dict[str, Any]]
+    every: int = 1
+    losses: Mapping[int, float] = field(default_factory=dict)
+
+
+def lines_of(paths: RunPaths, *, short_bytes: int = _SHORT_BYTES) -> FewLines:
+    """All lines of a short file. Of a long one the steps are read from the text: only of those that stay an object is made."""
+    try:
+        is_short = not os.path.isfile(paths.metrics_jsonl) or os.path.getsize(paths.metrics_jsonl) <= short_bytes
+        content = b"" if is_short else paths.metrics_jsonl.read_bytes()
+    except OSError:
+        is_short, content = True, b""
+    if is_short:
+        return FewLines(store.read_lines(paths.metrics_jsonl))
+    lines = content.split(b"\n")
+    last = max((_number(line, _STEP) or 0 for line in lines[-200:]), default=0)
+    every = max(1, int(last) // _STEPS)
+    kept: list[bytes] = []
+    losses: dict[int, float] = {}
+    for line in lines:
+        step = _number(line, _STEP) if _TRAIN in line else None
+        if step is None or step % every == 0 or step == last:
+            kept.append(line)
+        if step is not None and _FIRST_RANK in line and (loss := _number(line, _LOSS)) is not None:
+            losses[int(step)] = loss
+    return FewLines(files.json_objects([line.decode("utf-8", "replace") for line in kept]), every, losses)
+
+
+def _number(line: bytes, name: bytes) -> float | None:
+    """Of a line as `json.dumps` writes it; None where it has no such number."""
+    start = line.find(name)
+    if start < 0:
+        return None
+    try:
+        return float(line[start + len(name) : line.find(b",", start)])
+    except ValueError:
+        return None
+
+
+def whole(report: RunReport, few: FewLines) -> RunReport:
+    """The report of these lines with the loss of all steps, and without the sums that only all lines would give."""
+    if few.every == 1:
+        return report
+    loss = thinned([CurvePoint(step=step, value=loss) for step, loss in sorted(few.losses.items()) if loss - loss == 0])
+    curves = []
+    for curve in report.curves:
+        series = tuple(one.model_copy(update={"points": loss}) if one.label == "training" else one for one in curve.series)
+        curves.append(curve.model_copy(update={"series": series}) if curve.name == "Loss" else curve)
+    unknown = {"tokens": None, "tokens_per_kwh": None}
+    return report.model_copy(update={
+        "curves": tuple(curves), "step_count": len(few.losses),
+        "missing": (*report.missing, f"the run has many steps: the loss is that of all, all else of one step in {few.every}; `homelab report` counts them all"),
+        "shares": tuple(row.model_copy(update={"tokens": None}) for row in report.shares),
+        "energy": report.energy.model_copy(update={
+            "tokens_per_kwh": None, "cards": tuple(card.model_copy(update=unknown) for card in report.energy.cards),
+        }),
+    })  # fmt: skip

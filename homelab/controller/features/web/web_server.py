@@ -1,0 +1,109 @@
+"""`homelab web`: a port, a token, and the server behind them, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import psutil
+import uvicorn
+
+from homelab.controller.base.errors import HomelabError, InputError
+from homelab.controller.base.hint import Options, homelab
+from homelab.controller.config.cluster import Cluster
+from homelab.controller.features.web import app
+from homelab.controller.features.web.observer import Observer
+
+FIRST_PORT = 8808
+_MOST_PORTS = 100
+_LOOK_S = 0.25
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class ServedAt:
+    """Where a page is served: the bound socket, the addresses that lead to it, and the names that a browser may use."""
+
+    listener: socket.socket
+    addresses: tuple[str, ...]
+    names: tuple[str, ...]
+
+    @property
+    def port(self) -> int:
+        port: int = self.listener.getsockname()[1]
+        return port
+
+
+def bind(port: int | None, *, is_lan: bool) -> ServedAt:
+    """The port, or the first free one from FIRST_PORT on. Raises HomelabError where it is taken."""
+    entries = [entry for found in psutil.net_if_addrs().values() for entry in found if entry.family == socket.AF_INET] if is_lan else []
+    own = tuple(entry.address for entry in entries if not entry.address.startswith(("127.", "169.254.")))
+    addresses = ("127.0.0.1", *own)
+    name = socket.gethostname().lower()
+    names = (*LOOPBACK, *own, name, f"{name.partition('.')[0]}.local") if is_lan else LOOPBACK
+    host = "0.0.0.0" if is_lan else "127.0.0.1"
+    for number in range(FIRST_PORT, FIRST_PORT + _MOST_PORTS) if port is None else [port]:
+        try:
+            return ServedAt(socket.create_server((host, number)), addresses, names)
+        except (OSError, OverflowError) as error:
+            if port is not None:
+                raise _refused(host, port, error) from error
+    raise HomelabError(
+        "no port is free", where=f"{host}, ports {FIRST_PORT} to {FIRST_PORT + _MOST_PORTS - 1}", hint=homelab("web --port 0")
+    )
+
+
+def _refused(host: str, port: int, error: Exception) -> HomelabError:
+    if not isinstance(error, OSError) or error.errno != errno.EADDRINUSE:
+        return InputError(f"this port cannot be opened: {error}", where=f"--port {port}", hint=homelab("web"))
+    for number in range(port + 1, min(65536, port + _MOST_PORTS)):
+        with suppress(OSError), socket.create_server((host, number)):
+            return HomelabError(f"port {port} is taken by another program", where=f"{host}:{port}", hint=homelab(f"web --port {number}"))
+    return HomelabError(f"port {port} is taken by another program", where=f"{host}:{port}", hint=homelab("web --port 0"))
+
+
+def serve(
+    cluster: Cluster, runs_dir: Path, options: Options, place: ServedAt, *, run: str | None, serving: Callable[[list[str]], None]
+) -> None:
+    """Until Ctrl-C. `serving` is told the addresses, with their token, once they can be opened; `run`: the one that they lead to."""
+    token = secrets.token_urlsafe(24)
+    path = f"/run/{quote(run)}" if run else "/"
+    observer = Observer(cluster, runs_dir, options)
+    made = app.make(observer, token=token, hosts=place.names, cookie=f"homelab-{place.port}")
+    config = uvicorn.Config(
+        made, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False, timeout_graceful_shutdown=2,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+
+    async def until_told() -> None:
+        serving = asyncio.create_task(server.serve(sockets=[place.listener]))
+        while not (server.should_exit or serving.done()):
+            await asyncio.sleep(_LOOK_S)
+        await observer.close()  # before the server waits for its streams
+        await serving
+
+    # Signals belong to the main thread, where Ctrl-C ends this command as it ends every other.
+    thread = threading.Thread(target=lambda: asyncio.run(until_told()), name="web", daemon=True)
+    thread.start()
+    try:
+        while not server.started and thread.is_alive():
+            thread.join(0.01)
+        serving([f"http://{address}:{place.port}{path}?token={token}" for address in place.addresses])
+        while thread.is_alive():
+            thread.join(_LOOK_S)
+        raise HomelabError("the server of the page has ended by itself", where=f"port {place.port}", hint=homelab("web"))
+    except KeyboardInterrupt:
+        logging.getLogger("uvicorn.error").disabled = True  # streams that are cut now are no errors
+        server.should_exit = True
+        thread.join(2 * _LOOK_S + 4)
+    finally:
+        place.listener.close()
