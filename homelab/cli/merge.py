@@ -26,7 +26,7 @@ def command(
             "--base",
             metavar="original|dequantised|auto",
             parser=_base,
-            help="The weights to merge onto: those of the base model's files, the values of the 4 or 8 bits of a quantised base, or whichever is nearer to the adapter's loss.",
+            help="The weights to merge onto: those of the base model's files, or the values of a base in 4 or 8 bits. auto takes the ones nearer to the adapter's loss.",
         ),
     ] = "auto",
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,

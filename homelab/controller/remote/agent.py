@@ -175,8 +175,8 @@ class Agent:
         last = ([line for line in output.splitlines() if line.strip()] or ["it said nothing"])[-1][:300]
         return HomelabError(
             f"its shell ended before it started homelab's agent (exit code {completed.returncode}): {last}", where=self._where(),
-            hint=f"this must print two lines: {on_node(self.node, 'echo; echo here')}; if it does not, check the files that its shell reads at start "
-            "(~/.bashrc, ~/.profile, ~/.config/fish/config.fish, ~/.cshrc) for an exit or an exec, and at the account's login shell",
+            hint=f"this must print two lines: {on_node(self.node, 'echo; echo here')}; if it does not, look at the account's login shell. Look for "
+            "an exit or an exec in the files that it reads at start (~/.bashrc, ~/.profile, ~/.config/fish/config.fish, ~/.cshrc)",
         )  # fmt: skip
 
     def _damaged(self, last: str) -> HomelabError:

@@ -80,9 +80,8 @@ class Checkpointing:
             return
         self._has_noted_the_cost = True
         self._recorder.note(
-            f"a checkpoint halts the training for {interval.stall_s:.1f} s and takes {interval.write_s:.0f} s more to be written, so there"
-            f" is one every {interval.interval_s:.0f} s, and a fault may lose more than {LOSS_S:.0f} s of work; [checkpoint] every_steps"
-            " sets it by hand"
+            f"a checkpoint halts the training for {interval.stall_s:.1f} s and is written in {interval.write_s:.0f} s more: one is saved every"
+            f" {interval.interval_s:.0f} s. A fault may lose more than {LOSS_S:.0f} s of work. [checkpoint] every_steps sets it by hand"
         )
 
 
