@@ -65,10 +65,11 @@ def alone(base: Path, lab: Lab) -> Iterator[Desk]:
 @pytest.fixture(scope="module")
 def undisturbed(alone: Desk) -> dict[str, Run]:
     """Of each kind, the recipe on one node."""
-    runs = {kind: alone.launch(f"{kind}.toml", "--nodes", "node1") for kind in FILES}
-    for run in runs.values():
-        run.wait_for_end(1, nodes=1)
-        assert alone.json("status", run.name)["state"] == "done", run.logs(1)
+    runs = {}
+    for kind in FILES:  # in turn: both take the recipe's port
+        runs[kind] = alone.launch(f"{kind}.toml", "--nodes", "node1")
+        runs[kind].wait_for_end(1, nodes=1)
+        assert alone.json("status", runs[kind].name)["state"] == "done", runs[kind].logs(1)
     return runs
 
 
