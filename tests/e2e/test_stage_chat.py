@@ -75,7 +75,8 @@ def test_the_stages_answer_what_the_whole_model_answers(desk: Desk, run: Run, wh
     assert note.startswith("answered across 3 stages, because the model needs about 0.06 GB to answer"), note
     assert all(f"on {node.name}" in note for node in desk.lab.nodes)
     assert "note: answered across 3 stages" in desk.homelab("chat", run.name, *QUESTION).stderr
-    assert not [file for node in desk.lab.nodes for file in (Path(node.workdir) / "collective").rglob("*")]
+    # Of chats: a node that lost its power in an earlier test keeps what that has left, for an hour.
+    assert not [folder for node in desk.lab.nodes for folder in (Path(node.workdir) / "collective").glob("chat-*")]
 
 
 def test_a_conversation_says_what_can_be_asked(desk: Desk, run: Run, little_memory: None) -> None:
