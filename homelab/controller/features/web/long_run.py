@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,8 @@ from homelab.shared.protocol import files
 
 _SHORT_BYTES = 16_000_000  # that many are read whole in less than a second
 _STEPS = 1000
-_TRAIN, _STEP, _LOSS, _FIRST_RANK = b'"kind": "train"', b'"step": ', b'"loss": ', b'"rank": 0,'
+_TRAIN, _STEP, _FIRST_RANK = b'"kind": "train"', b'"step": ', b'"rank": 0,'
+_LOSS = re.compile(rb'"loss": (-?[\d.]+(?:e[+-]?\d+)?),')  # finite
 
 
 @dataclass(frozen=True)
@@ -37,26 +39,26 @@ def lines_of(paths: RunPaths, *, short_bytes: int = _SHORT_BYTES) -> FewLines:
     if is_short:
         return FewLines(store.read_lines(paths.metrics_jsonl))
     lines = content.split(b"\n")
-    last = max((_number(line, _STEP) or 0 for line in lines[-200:]), default=0)
-    every = max(1, int(last) // _STEPS)
+    last = max((step for line in lines[-200:] if (step := _step(line)) is not None), default=0)
+    every = max(1, last // _STEPS)
     kept: list[bytes] = []
     losses: dict[int, float] = {}
     for line in lines:
-        step = _number(line, _STEP) if _TRAIN in line else None
+        step = _step(line)
         if step is None or step % every == 0 or step == last:
             kept.append(line)
-        if step is not None and _FIRST_RANK in line and (loss := _number(line, _LOSS)) is not None:
-            losses[int(step)] = loss
+        if step is not None and _FIRST_RANK in line and (loss := _LOSS.search(line)) is not None:
+            losses[step] = float(loss[1])
     return FewLines(files.json_objects([line.decode("utf-8", "replace") for line in kept]), every, losses)
 
 
-def _number(line: bytes, name: bytes) -> float | None:
-    """Of a line as `json.dumps` writes it; None where it has no such number."""
-    start = line.find(name)
-    if start < 0:
+def _step(line: bytes) -> int | None:
+    """Of a line of training as `json.dumps` writes it; None of any other. The key is looked for from the end, where it stands."""
+    at = line.rfind(_STEP)
+    if at < 0 or _TRAIN not in line:
         return None
     try:
-        return float(line[start + len(name) : line.find(b",", start)])
+        return int(line[at + len(_STEP) : line.find(b",", at)])
     except ValueError:
         return None
 
@@ -65,7 +67,7 @@ def whole(report: RunReport, few: FewLines) -> RunReport:
     """The report of these lines with the loss of all steps, and without the sums that only all lines would give."""
     if few.every == 1:
         return report
-    loss = thinned([CurvePoint(step=step, value=loss) for step, loss in sorted(few.losses.items()) if loss - loss == 0])
+    loss = thinned([CurvePoint(step=step, value=loss) for step, loss in sorted(few.losses.items())])
     curves = []
     for curve in report.curves:
         series = tuple(one.model_copy(update={"points": loss}) if one.label == "training" else one for one in curve.series)

@@ -93,7 +93,7 @@ class Observer:
             if name in self._runs:
                 return name
             try:
-                source = await asyncio.to_thread(open_run, self._cluster, self._runs_dir, name, self._options)
+                source = await asyncio.to_thread(open_run, self._cluster, self._runs_dir, name, self._options, self._records)
             except UnreachableError as error:  # it is not here, and no node could be asked for it
                 raise store.unknown(name, self.names()) from error
             if source.name in self._runs:

@@ -31,11 +31,17 @@ class RunRecords:
         self.is_long = False
         self._stamps: list[tuple[int, int]] = []
         self._report: RunReport | None = None
+        self._read: tuple[list[tuple[int, int]], Snapshot] | None = None
 
     def read(self) -> tuple[Snapshot, RunReport]:
         """How the run was when it was seen last, and its report. Raises HomelabError where its folder is damaged."""
-        stamps, few = self._stamped(), long_run.lines_of(self.paths)
-        return self._snapshot(few), self._reported(few, stamps, None)
+        stamps = self._stamped()
+        if self._read is None or self._read[0] != stamps or self._report is None:
+            few = long_run.lines_of(self.paths)
+            self._read = (stamps, self._snapshot(few))
+            self._reported(few, stamps, None)
+        assert self._report is not None
+        return self._read[1], self._report
 
     def report(self, fleet: Fleet | None = None) -> RunReport:
         """The report; the same one where nothing has changed. The fleet is asked for the energy of its cards."""

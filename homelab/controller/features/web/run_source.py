@@ -69,11 +69,12 @@ class RunSource:
         self._fleet.__exit__()
 
 
-def open_run(cluster: Cluster, runs_dir: Path, name: str, options: Options) -> RunSource:
-    """The run of this name, or its beginning or end. Raises HomelabError where nobody knows it."""
+def open_run(cluster: Cluster, runs_dir: Path, name: str, options: Options, known: dict[str, RunRecords]) -> RunSource:
+    """The run of this name, or its beginning or end, with its records, which are kept in `known`. Raises HomelabError where nobody knows it."""
     fleet = Fleet(cluster)
     try:
-        return RunSource(fleet, RunRecords(run_lookup.run(fleet, runs_dir, name, lambda text: None), cluster), options)
+        paths = run_lookup.run(fleet, runs_dir, name, lambda text: None)
+        return RunSource(fleet, known.setdefault(paths.name, RunRecords(paths, cluster)), options)
     except BaseException:
         fleet.__exit__()
         raise
