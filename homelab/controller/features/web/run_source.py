@@ -51,7 +51,7 @@ class RunSource:
 
     def report(self) -> RunReport:
         """The report, with the energy that the nodes tell now and then."""
-        is_due = time.monotonic() - self._energy_at_s >= _ENERGY_S
+        is_due = not self.is_settled and time.monotonic() - self._energy_at_s >= _ENERGY_S
         self._energy_at_s = time.monotonic() if is_due else self._energy_at_s
         return self.records.report(self._fleet if is_due else None)
 

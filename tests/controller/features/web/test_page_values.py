@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(30)
 PAGE = (Path(homelab.__file__).parent / "controller" / "features" / "web" / "page.html").read_text(encoding="utf-8")
 EVIL = "</script><img src=x onerror=alert(1)>"
 KILLED = Diagnosis(
-    cause="killed", title="rank 1 on laptop was killed (signal 9)", first_node="laptop", hint="homelab recover", retryable=True
+    cause="killed", title="rank 1 on laptop was killed (signal 9)", first_node="laptop", hint=Hint("homelab recover"), retryable=True
 )
 
 

@@ -280,5 +280,5 @@ def test_ctrl_c_ends_the_page(tmp_path: Path) -> None:
             stream.sendall(f"GET /live{address[address.index('?') :]}&run={DONE} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
             assert b"200 OK" in stream.recv(4096)
             process.send_signal(signal.SIGINT)
-            said, errors = process.communicate(timeout=30)
+            said, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "") and said.endswith("Next: homelab status\n")
