@@ -3,8 +3,8 @@
 serious_findings         of axe-core, serious or critical, over all pages
 console_errors           errors and warnings in the browser's console, and failures of the script
 requests_elsewhere       requests to any other host
-long_run_shown_s         from the address to the drawn curves of 100,000 steps on eight nodes, the slowest of all
-long_run_cpu_s           processor time of homelab for one page of that run
+long_run_shown_s         from the address to the drawn loss of 100,000 steps on eight nodes, the slowest of all
+long_run_cpu_s           processor time of homelab for one page of that run, on average
 
 The runs: one with a kill and a recovery (tests/fixtures/older_runs), with hostile words in its events and answers, and a long one. It needs
 chromium, node and npm: playwright-core and axe-core are fetched into a temporary folder. SHOTS=FOLDER keeps pictures.

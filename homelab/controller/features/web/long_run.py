@@ -6,23 +6,24 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 
 from homelab.controller.features.report.downsampling import thinned
-from homelab.controller.features.report.run_report import CurvePoint, RunReport
+from homelab.controller.features.report.run_report import Curve, CurvePoint, RunReport, Series
 from homelab.controller.run import store
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol import files
 
 _SHORT_BYTES = 16_000_000  # that many are read whole in less than a second
 _STEPS = 1000
+_PLACES, _WINDOW = 600, 16_000  # of a first look
 _TRAIN, _STEP, _FIRST_RANK = b'"kind": "train"', b'"step": ', b'"rank": 0,'
 _LOSS = re.compile(rb'"loss": (-?[\d.]+(?:e[+-]?\d+)?),')  # finite
 
 
 @dataclass(frozen=True)
 class FewLines:
-    """Lines of metrics.jsonl: all, or those of every `every`-th step. `losses`: step -> loss, of all steps; empty where `lines` are all."""
+    """Lines of metrics.jsonl: all, or those of every `every`-th step. `losses`: step -> loss, of all steps; empty where `lines` are all. `every` 0: a glimpse."""
 
     lines: list[dict[str, Any]]
     every: int = 1
@@ -50,6 +51,43 @@ def lines_of(paths: RunPaths, *, short_bytes: int = _SHORT_BYTES) -> FewLines:
         if step is not None and _FIRST_RANK in line and (loss := _LOSS.search(line)) is not None:
             losses[step] = float(loss[1])
     return FewLines(files.json_objects([line.decode("utf-8", "replace") for line in kept]), every, losses)
+
+
+def glimpse(paths: RunPaths, *, short_bytes: int = _SHORT_BYTES) -> FewLines | None:
+    """Of a long file, at once: lines of its beginning and its end, and losses from places in between; None of a short one."""
+    try:
+        size = os.path.getsize(paths.metrics_jsonl) if os.path.isfile(paths.metrics_jsonl) else 0
+        if size <= short_bytes:
+            return None
+        with open(paths.metrics_jsonl, "rb") as stream:
+            pieces = [_piece(stream, number * (size - _WINDOW) // _PLACES) for number in range(_PLACES + 1)]
+    except OSError:
+        return None
+    found = [[line for line in piece if _step(line) is not None] for piece in pieces]
+    losses = {
+        step: float(loss[1]) for lines in found for line in lines if (step := _step(line)) is not None and (loss := _LOSS.search(line))
+    }
+    return FewLines(files.json_objects([line.decode("utf-8", "replace") for line in (*found[0], *found[-1])]), 0, losses)
+
+
+def _piece(stream: BinaryIO, start: int) -> list[bytes]:
+    """The whole lines in a window of the file."""
+    stream.seek(max(0, start))
+    return stream.read(_WINDOW).split(b"\n")[1 if start > 0 else 0 : -1]
+
+
+def first_look(report: RunReport, few: FewLines) -> RunReport:
+    """A report without any metrics, with the loss of a `glimpse`."""
+    points = thinned([CurvePoint(step=step, value=loss) for step, loss in sorted(few.losses.items())])
+    curve = Curve(name="Loss", unit="nats per token", series=(Series(label="training", points=points),))
+    return report.model_copy(
+        update={
+            "curves": (curve,) if points else (),
+            "missing": ("the metrics of this long run are still being read",),
+            "shares": (),
+            "compared": (),
+        }
+    )
 
 
 def _step(line: bytes) -> int | None:

@@ -162,6 +162,9 @@ class Observer:
             snapshot, report = await asyncio.to_thread(source.recorded)
             topic.tell("run", page_values.run(snapshot, is_asked=False))
             topic.tell("report", page_values.report(report))
+            if source.records.is_long:  # that was a first look
+                report = await asyncio.to_thread(source.records.report)
+                topic.tell("report", page_values.report(report))
             reported_at_s = time.monotonic()
             while topic.is_shown or await topic.rest(_LINGER_S):
                 began_s = time.process_time()

@@ -34,9 +34,17 @@ class RunRecords:
         self._read: tuple[list[tuple[int, int]], Snapshot] | None = None
 
     def read(self) -> tuple[Snapshot, RunReport]:
-        """How the run was when it was seen last, and its report. Raises HomelabError where its folder is damaged."""
+        """How the run was when it was seen last, and its report; of a long one the first time only its loss: `report` reads the rest.
+
+        Raises HomelabError where its folder is damaged.
+        """
         stamps = self._stamped()
         if self._read is None or self._read[0] != stamps or self._report is None:
+            few = long_run.glimpse(self.paths)
+            if few is not None:
+                self.is_long = True
+                sources = report_sources.recorded(self.paths, self._cluster, [])
+                return self._snapshot(few), long_run.first_look(report_builder.build(sources), few)
             few = long_run.lines_of(self.paths)
             self._read = (stamps, self._snapshot(few))
             self._reported(few, stamps, None)
@@ -59,6 +67,8 @@ class RunRecords:
         sources = report_sources.recorded(self.paths, self._cluster, few.lines, fleet=fleet)
         self.is_long = few.every > 1
         self._stamps, self._report = stamps, long_run.whole(report_builder.build(sources), few)
+        if self.is_long:
+            self._read = (stamps, self._snapshot(few))
         return self._report
 
     def _snapshot(self, few: FewLines) -> Snapshot:

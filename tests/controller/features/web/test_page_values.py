@@ -144,3 +144,8 @@ def test_a_long_run_has_its_whole_loss_and_a_part_of_the_rest(tmp_path: Path) ->
     assert {point.value for point in thin.curves[1].series[0].points} == {15.0}
     assert "one step in 5" in thin.missing[-1] and thin.shares[0].tokens is None and thin.step_count == 5000
     assert len(page_values.report(thin)) < 200_000
+    first = long_run.glimpse(paths, short_bytes=1000)
+    assert first is not None and long_run.glimpse(paths) is None and set(first.losses.values()) <= {2.0, 9.0}
+    assert (min(first.losses), max(first.losses), max(line["step"] for line in first.lines)) == (1, 5000, 5000)
+    (curve,) = long_run.first_look(report_of(whole), first).curves
+    assert curve.name == "Loss" and len(curve.series[0].points) > 200
