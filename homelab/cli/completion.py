@@ -74,12 +74,14 @@ def checks(incomplete: str) -> Iterator[str]:
 
 
 def explained(incomplete: str) -> Iterator[str]:
-    """What `explain` shows: the pages of the guide, then the topics."""
+    """What `explain` shows: the pages of the guide, the sections of the files, the keys of the section that is typed, then the topics."""
     from homelab.cli import guide
     from homelab.controller.config import reference
     from homelab.controller.diagnose import topic_index
 
-    return _beginning((*guide.pages(), *reference.names(), *(topic.id for topic in topic_index.TOPICS)), incomplete)
+    sections = [name for name in reference.names() if incomplete.startswith(f"{name}.")]
+    keys = [f"{name}.{key.name}" for name in sections for key in reference.page(name).keys]
+    return _beginning((*guide.pages(), *reference.names(), *keys, *(topic.id for topic in topic_index.TOPICS)), incomplete)
 
 
 def launchers(incomplete: str) -> Iterator[str]:

@@ -87,7 +87,8 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
     rate = f", {lab_status['rate']}" if lab_status["rate"] else ""
     title = f"lab {lab_status['lab']} ({lab_status['backend']}, {lab_status['network']}{rate})"
     columns = [Column(name, no_wrap=True) for name in ("node", "address", "state", "ssh", "cable", "cores", "processes")]
-    table = Table(*columns, Column("runs", overflow="fold"), title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(*columns, title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
+    nodes_of: dict[str, list[str]] = {}
     for node in lab_status["nodes"]:
         table.add_row(
             node["name"],
@@ -97,9 +98,12 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
             node["cable"],
             "all" if node["cpu_cores"] is None else f"{node['cpu_cores']:.2g}",
             str(node["processes"]),
-            ", ".join(node["runs"]) or "-",
         )
+        for run in node["runs"]:
+            nodes_of.setdefault(run, []).append(node["name"])
     CleanConsole(highlight=False).print(table)
+    for run, nodes in nodes_of.items():  # a name is to be copied: it stands in a line of its own
+        terminal.echo(f"run {run} on {', '.join(nodes)}")
     if lab_status["note"]:
         terminal.echo(f"not running: {lab_status['note']}. Take it down: homelab lab down {shlex.quote(lab_status['folder'])}")
 

@@ -120,7 +120,7 @@ def _grid(findings: Sequence[Finding], nodes: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), expand=with_text)
     table.add_column("check", no_wrap=True, width=max([len("check"), *(len(finding.subject) for finding in findings)]))
     for node in nodes:
-        table.add_column(Text(node), no_wrap=True, overflow="ellipsis", ratio=1 if with_text else None)
+        table.add_column(Text(node), no_wrap=not with_text, ratio=1 if with_text else None)
     for subject in dict.fromkeys(finding.subject for finding in findings):
         of_subject = [finding for finding in findings if finding.subject == subject]
         if any(finding.node in nodes for finding in of_subject):
@@ -133,8 +133,8 @@ def _cell(findings: Sequence[Finding], node_count: int) -> Text:
         return Text("-", style="dim")
     first = max(findings, key=lambda finding: _ORDER[finding.level])
     cell = Text(_MARKS[first.level], style=_STYLES[first.level])
-    if node_count <= _MOST_NODES_WITH_TEXT:
-        cell.append(f" {first.message}", style="dim" if first.level == "ok" else "default")
+    if node_count <= _MOST_NODES_WITH_TEXT:  # what is wrong stands whole below the table, with its fix
+        cell.append(f" {first.message}" if first.level == "ok" else f" {first.check.partition('.')[2]}", style="dim")
     return cell
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rich.text import Text
 
 from homelab.controller.dashboard import words
@@ -56,6 +58,7 @@ def _what(snapshot: Snapshot) -> list[Text]:
         return [Text(f"on {nodes}" if snapshot.loss is None else f"loss {words.loss(snapshot.loss)}")]
     well = sum(row.reachable and not row.needs_action for row in snapshot.nodes)
     parts = [] if snapshot.eta_s is None else [Text(f"{words.duration(snapshot.eta_s)} left")]
+    parts += [] if snapshot.loss is None or math.isfinite(snapshot.loss) else [Text("the loss is not a number", style="bold red")]
     parts.append(Text(f"{well} of {nodes} well", style="" if well == count else "bold red"))
     silent = [str(row.rank) for row in snapshot.ranks if is_silent(row)]
     return parts + ([Text(f"rank{'s' * (len(silent) > 1)} {', '.join(silent)} silent", style="yellow")] if silent else [])

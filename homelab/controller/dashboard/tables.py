@@ -21,9 +21,12 @@ _HOT_C = 87.0  # where consumer cards begin to slow down
 
 def nodes(rows: Sequence[NodeRow], width: int, importance: int, left_out: Sequence[LeftOut] = ()) -> Section:
     """One line per card; a node that cannot be asked, or that takes no part, has one with the reason."""
-    cells = [
-        (row.needs_action, _node_cells(row, number)) for row in rows for number in range(max(1, len(row.gpus) if row.reachable else 1))
-    ]
+    cells: list[tuple[bool, list[Text]]] = []
+    for row in rows:
+        if row.reachable:
+            cells += [(row.needs_action, _node_cells(row, number)) for number in range(max(1, len(row.gpus)))]
+        else:
+            cells += [(row.needs_action, [line]) for line in _not_asked(row, width)]
     cells += [(False, [line]) for node in left_out for line in _left_out(node, width)]
     return _table(_NODE_COLUMNS, cells, width, "nodes", importance)
 
@@ -32,6 +35,12 @@ def ranks(rows: Sequence[RankRow], width: int, importance: int, chosen: int | No
     """One line per worker process; that of the `chosen` rank stands out, and is kept where there is no room for all."""
     cells = [(is_silent(row) or row.rank == chosen, _rank_cells(row, is_chosen=row.rank == chosen)) for row in rows]
     return _table(_RANK_COLUMNS, cells, width, "ranks", importance)
+
+
+def _not_asked(row: NodeRow, width: int) -> list[Text]:
+    """Why it was not asked, in at most three lines."""
+    style, begins = ("bold red", "unreachable: ") if row.needs_action else ("dim", "")
+    return wrap(Text.assemble(f"{row.name}  ", (f"{begins}{row.why_not}", style)), width - 1, len(_CONTINUED), 3)
 
 
 def _left_out(node: LeftOut, width: int) -> list[Text]:
@@ -71,9 +80,6 @@ _BLOCKS = 6  # of the bar beside a figure
 
 def _node_cells(row: NodeRow, number: int) -> list[Text]:
     """The line of a node's card `number`; a node without cards has one line."""
-    if not row.reachable:
-        style = "bold red" if row.needs_action else "dim"
-        return [Text(f"{row.name}  ").append("unreachable: " if row.needs_action else "", style=style).append(row.why_not, style=style)]
     gpu = row.gpus[number] if row.gpus else None
     own = [
         Text(row.name),

@@ -29,12 +29,12 @@ def printed(evidence: Evidence, width: int = 80, *, soft_wrap: bool = False, ski
 def test_a_healthy_cluster_is_a_calm_table_of_80_columns() -> None:
     lines = printed(gpu(recipe())).splitlines()
     assert max(map(len, lines)) <= 80
-    # One row each and nothing to mend; the collective test was not run, and there is no plan: two notes.
-    assert len(lines[1 : lines.index("")]) == len(registry.SUBJECTS) - 2
+    # One row each (a second line begins with spaces) and nothing to mend; the collective test was not run, and there is no plan: two notes.
+    assert len([line for line in lines[1 : lines.index("")] if line[0] != " "]) == len(registry.SUBJECTS) - 2
     assert len(lines[lines.index("") :]) == 3
     assert all(name in lines[0] for name in NAMES)
     assert not any("FAIL" in line or "warn" in line for line in lines)
-    assert lines[3].split()[:3] == ["python", "ok", "torch"]
+    assert ["python", "ok", "torch"] in [line.split()[:3] for line in lines]
 
 
 def test_what_is_broken_is_marked_at_its_node_and_listed_with_its_fix() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ def alone(shot: Snapshot) -> dict[str, Any]:
         (RUNNING, {}, "● trains: step 412 of 1000, 40 min left, 3 of 3 nodes well"),
         (RUNNING, alone(RUNNING), "● trains: step 412 of 1000, 40 min left, 1 of 1 node well"),
         (RUNNING, {"eta_s": None, "total_steps": None}, "● trains: step 412, 3 of 3 nodes well"),
+        (RUNNING, {"loss": math.nan}, "● trains: step 412 of 1000, 40 min left, the loss is not a number, 3 of 3 nodes well"),
         (RUNNING, {"state": "starting", "step": 0, "eta_s": None}, "○ starts: no step yet, 3 of 3 nodes well"),
         (RUNNING, {"state": "stopping", "eta_s": None}, "■ stops: step 412 of 1000, 3 of 3 nodes well"),
         (RUNNING, {"state": "stopped", "eta_s": None}, "■ stopped: step 412 of 1000, loss 1.177"),

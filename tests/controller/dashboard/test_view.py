@@ -131,7 +131,7 @@ def test_red_is_only_for_what_needs_somebody() -> None:
     assert calm["! 88 °C"] == "yellow"
     alarmed = colours(failed())
     assert {word for word, style in alarmed.items() if "red" in style} >= {
-        "✗ failed", "exit code 1", "no route to host", "the disk of laptop is full",
+        "✗ failed", "exit code 1", "unreachable: no route to host", "the disk of laptop is full",
     }  # fmt: skip
 
 

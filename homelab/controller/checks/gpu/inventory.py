@@ -60,9 +60,10 @@ def mixed(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
         return
     for node, facts in without:
         hardware = f"only {listed(card.name for card in facts.amd)}" if facts.amd else "no card"
+        cores = facts.system.cpu_count
         message = (
             f"it has {hardware}, so it takes no part in training: {listed(with_cards)} compute{'s' if len(with_cards) == 1 else ''} "
-            f"without it over NCCL; its {facts.system.cpu_count} cores would slow every step down"
+            f"without it over NCCL; its {cores} core{'s' * (cores != 1)} would slow every step down"
         )
         hint = f"take {node.name} out of cluster.toml, or train on CPUs alone with a cluster.toml of nodes without cards (gloo)"
         yield node.name, Problem("warn", message, hint)

@@ -23,10 +23,10 @@ def table(curve: ScalingCurve) -> RenderableType:
     drawn.add_column("the last is", no_wrap=True)
     if len(strategies) > 1:
         drawn.add_column("strategy", no_wrap=True)
-    for heading in ("step", "wire", "tokens\n/s"):
+    for heading in ("step", "wire", "tokens/s"):
         drawn.add_column(heading, justify="right", no_wrap=True)
     drawn.add_column("", max_width=_LONGEST_BAR)
-    for heading in ("adds", "effi-\nciency", *(["to the\nend"] if has_hours else [])):
+    for heading in ("adds", "of the\nsum", *(["to the\nend"] if has_hours else [])):
         drawn.add_column(heading, justify="right", no_wrap=True)
     drawn.add_column("", no_wrap=True)
     for point in curve.points:
@@ -38,7 +38,7 @@ def table(curve: ScalingCurve) -> RenderableType:
     lines += [f"The strategy is {strategies[0]} everywhere."] if len(strategies) == 1 else []
     lines += [f"Further machines are copies of {curve.like} ({curve.like_because})."] if any(point.copies for point in curve.points) else []
     meaning = (
-        "wire: the network's part of a step; adds: tokens/s for each further machine; efficiency: of the sum of all cards alone. measured: on these machines; "
+        "wire: the network's part of a step; adds: tokens/s for each further machine; of the sum: tokens/s as a part of what all do alone. measured: on these machines; "
         "scaled: from what was measured on others or with another number of ranks; guess: by data sheets, an assumed network or assumed lengths of rows"
     )
     return Group(drawn, *map(Text, lines), *(Text(f"! {note}", style="yellow") for note in curve.notes), Text(meaning, style="dim"))

@@ -86,7 +86,7 @@ def _parts(job: TrainingJob, inputs: PlanInputs, part: float) -> Iterator[StartP
     ship = _part(
         "ship",
         _at(shipped * len(machines.names), speeds),
-        f"code and data, {bytes_text(shipped)}, to {len(machines.names)} nodes at {wire}",
+        f"code and data, {bytes_text(shipped)}, to {len(machines.names)} node{'s' * (len(machines.names) != 1)} at {wire}",
     )
     if ship.seconds > _HIDDEN_S:
         yield ship
@@ -133,7 +133,7 @@ def _quantise(job: TrainingJob, machines: Machines, part: float) -> StartPart:
     cores = min((max(1, facts.system.cpu_count) for name, facts in machines.facts.items() if name in machines.names), default=4)
     one_s = weights / _QUANTISED_PER_S_AND_CORE[kind]
     best_s = kept_s if kind == NF4 else one_s / cores
-    because = f"{_QUANTISED_PER_S_AND_CORE[kind] / 1e6:.0f} million weights a second and core measured, {cores} cores; a 4-bit base is stored for the next start"
+    because = f"{_QUANTISED_PER_S_AND_CORE[kind] / 1e6:.0f} million weights a second and core measured, {cores} core{'s' * (cores != 1)}; a 4-bit base is stored for the next start"
     return _part("quantise", Span(best_s, one_s / cores, one_s), because)
 
 
