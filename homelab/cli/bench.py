@@ -12,6 +12,9 @@ import typer.core
 
 import homelab
 from homelab.cli import common, terminal
+from homelab.cli.bench_card import command as card
+
+__all__ = ("app", "card", "command")
 
 if TYPE_CHECKING:
     from collections.abc import Callable

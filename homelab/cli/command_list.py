@@ -7,7 +7,7 @@ import importlib
 import typer
 
 import homelab
-from homelab.cli import bench, bench_card, common, examples, lab, terminal
+from homelab.cli import bench, common, examples, lab, queue, terminal
 
 app = typer.Typer(
     name="homelab", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -33,7 +33,11 @@ NAMES = (
 for name in NAMES:
     command = importlib.import_module(f"homelab.cli.{name}").command
     app.command(name=name, hidden=name == "supervise", epilog=examples.epilog(name))(common.with_hints_for_same_files(command))
-for name, command in (("suite", bench.command), ("card", bench_card.command)):
+for name, command in (("suite", bench.command), ("card", bench.card)):
     bench.app.command(name=name, epilog=examples.epilog(f"bench {name}"))(common.with_hints_for_same_files(command))
+queue.app.callback(invoke_without_command=True, epilog=examples.epilog("queue"))(common.with_hints_for_same_files(queue.command))
+for name in queue.COMMANDS:
+    queue.app.command(name=name, epilog=examples.epilog(f"queue {name}"))(common.with_hints_for_same_files(getattr(queue, name)))
+app.add_typer(queue.app, name="queue")
 app.add_typer(bench.app, name="bench")
 app.add_typer(lab.app, name="lab")

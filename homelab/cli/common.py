@@ -209,7 +209,9 @@ def options_of(cluster: Path, runs_dir: Path | None = None) -> Options:
     import inspect
 
     def options(name: str) -> str:
-        command = getattr(importlib.import_module(f"homelab.cli.{name.replace(' ', '_')}"), "command", None)  # `lab` has several
+        group, _, verb = name.partition(" ")
+        module = importlib.import_module(f"homelab.cli.{group}")
+        command = getattr(module, verb or "command", None)  # `lab` has several
         has = inspect.signature(command).parameters if command else ()
         return same_options(cluster, runs_dir if "runs_dir" in has else None) if "cluster" in has else ""
 

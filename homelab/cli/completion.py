@@ -29,6 +29,17 @@ def runs(context: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:
                 yield paths.name, str(store.read_object(paths.state_json).get("state") or "")
 
 
+def jobs(context: typer.Context, incomplete: str) -> Iterator[tuple[str, str]]:
+    """The numbers of the queue, with their recipes."""
+    from homelab.controller.base.errors import HomelabError
+    from homelab.controller.features.queue.queue_folder import QueueFolder
+
+    with contextlib.suppress(HomelabError):
+        for job in QueueFolder(_given(context, "runs_dir", "HOMELAB_RUNS", places.runs)).listing().jobs:
+            if str(job.number).startswith(incomplete):
+                yield str(job.number), f"{Path(job.recipe).name} {job.settings}".rstrip()
+
+
 def nodes(context: typer.Context, incomplete: str) -> Iterator[str]:
     """The nodes of the cluster file that are not on the line yet."""
     named = [value for values in context.params.values() if isinstance(values, list | tuple) for value in values]

@@ -13,9 +13,6 @@ from homelab.cli import common, completion
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from homelab.controller.base.errors import InputError
-    from homelab.controller.config.cluster import Cluster
-    from homelab.controller.config.recipe import Recipe
     from homelab.controller.planning.inputs import PlanInputs
     from homelab.controller.planning.types import Plan
     from homelab.controller.planning.verdict import Verdict
@@ -68,11 +65,11 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Say whether the training fits, how long it takes, and who does what. Nothing is started."""
-    from homelab.controller.attempt import base_model, planner
+    from homelab.controller.attempt import planner
     from homelab.controller.base.errors import InputError
     from homelab.controller.config.interpreter import for_recipe
     from homelab.controller.config.load import load_recipe
-    from homelab.controller.planning import verdict
+    from homelab.controller.features.preflight import plan_inputs
     from homelab.controller.planning.render import plan_table
 
     if output is not None and not fit:
@@ -86,11 +83,13 @@ def command(
     counts = _counts(what_if_nodes)
     training = load_recipe(recipe)
     machines = (common.described_cluster if offline else common.load_cluster)(cluster, nodes)
-    inputs, notes, blocked = _gathered(for_recipe(machines, training), training, recipe, offline, as_json)
+    with common.progress(as_json) as say:
+        gathered = plan_inputs.gather_for_plan(for_recipe(machines, training), training, recipe, offline=offline, say=say)
+    inputs = gathered.inputs
 
     def make(of: PlanInputs) -> Plan:
         plan = planner.settled(of, launcher)[1]
-        return plan.model_copy(update={"warnings": (*plan.warnings, *notes)})
+        return plan.model_copy(update={"warnings": (*plan.warnings, *gathered.notes)})
 
     if fit:
         from homelab.cli import fit as fitting
@@ -102,8 +101,9 @@ def command(
         return _what_if(what_if, inputs, make, as_json)
     plan = make(inputs)
     if dry_run and not offline:
-        plan = _tried(plan, inputs, as_json)
-    judged = verdict.of(plan, inputs.recipe, blocked, inputs=inputs, others=base_model.beside(training), offline=offline)
+        with common.progress(as_json) as say:
+            plan = plan_inputs.tried(plan, inputs, say)
+    judged = gathered.judged(plan)
     if as_json:
         document = {"document": plan.document.model_dump()} if plan.document else {}
         common.print_json(plan.model_dump(mode="json") | document | {"verdict": judged.as_dict()})
@@ -116,79 +116,6 @@ def command(
         plan_table.table(plan, why=why, commands=commands),
     )
     return judged.exit_code
-
-
-def _gathered(
-    cluster: Cluster, training: Recipe, recipe: Path, offline: bool, as_json: bool
-) -> tuple[PlanInputs, list[str], InputError | None]:
-    """What the plan is made from, from the nodes or (offline) from cluster.toml alone, what a person should know of it, and what of the recipe's
-    files cannot be read here."""
-    from homelab.controller.attempt import data_files, inputs, planner
-    from homelab.controller.base.errors import InputError
-    from homelab.controller.features.preflight import data_sample, gather
-    from homelab.controller.planning.model import model_config
-    from homelab.controller.remote.fanout import Fleet
-
-    if offline:
-        _refuse_other_model(training)
-        try:
-            items = inputs.of_recipe(training, recipe)
-            return planner.inputs_of(cluster, {}, training, items, recipe.stem), [], data_files.fault(items)
-        except InputError as error:  # only the number of rows is missed
-            return planner.inputs_of(cluster, {}, training, [], recipe.stem), [f"{error.message}: {error.where}"], error
-    items = inputs.of_recipe(training, recipe)
-    with Fleet(cluster) as fleet, common.progress(as_json) as say:
-        evidence = gather.evidence(fleet, recipe=training, material=items, port=training.parallel.port, say=say)
-        blocked = data_files.fault(items) or data_sample.data_fault(fleet, evidence, training, items, say)
-    if not evidence.facts:
-        raise next(iter(evidence.unreachable.values()))
-    notes = [f"{name} did not answer, so it is not in this plan: {error.message}" for name, error in evidence.unreachable.items()]
-    of_nodes = planner.inputs_from(evidence, training, items, recipe.stem)
-    if model_config.on_nodes(evidence.facts) is None:
-        _refuse_other_model(training)
-        of_nodes, told = _with_hub(of_nodes, as_json)
-        notes += told
-    return of_nodes, notes, blocked
-
-
-def _with_hub(inputs: PlanInputs, as_json: bool) -> tuple[PlanInputs, list[str]]:
-    """The same with the config.json that the hub has of a model which is not known here, and why it is not had."""
-    from dataclasses import replace
-
-    from homelab.controller.attempt import hub_config
-    from homelab.controller.planning.work.job import shape_of
-
-    model = inputs.recipe.model
-    if model is None or model.is_folder or inputs.config is not None or shape_of(model.name, inputs.facts) is not None:
-        return inputs, []
-    with common.progress(as_json) as say:
-        say("asking the hub for the model's config.json")
-        fetched = hub_config.fetch(model)
-    return replace(inputs, config=fetched.config), [fetched.note] if fetched.note else []
-
-
-def _refuse_other_model(training: Recipe) -> None:
-    """Raises InputError where no node says what the model is, and what lies on this machine is none."""
-    from homelab.controller.attempt import base_model
-
-    fault = base_model.look(training).fault
-    if fault is not None:
-        raise fault
-
-
-def _tried(plan: Plan, inputs: PlanInputs, as_json: bool) -> Plan:
-    """The plan with its memory as a dry run on a node finds it."""
-    from dataclasses import replace
-
-    from homelab.controller.features.preflight import memory_dry_run
-    from homelab.controller.planning.machines import cards, machines
-    from homelab.controller.remote.fanout import Fleet
-
-    with Fleet(inputs.cluster) as fleet, common.progress(as_json) as say:
-        slots = machines.choose(replace(inputs, facts=cards.of_cluster(inputs.cluster, inputs.facts))).slots
-        return memory_dry_run.improve(
-            fleet, plan, inputs.recipe, inputs.facts, say, free={slot.rank: slot.memory() for slot in slots}, config=inputs.config
-        )
 
 
 def _print(plan: Plan, judged: Verdict, recipe: Path, options: str, table: RenderableType) -> None:

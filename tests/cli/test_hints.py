@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import homelab as package
-from homelab.cli import bench, bench_card, common
+from homelab.cli import bench, common, queue
 from homelab.cli.command_list import app
 from homelab.cli.main import run
 from homelab.controller.base import hint
@@ -50,8 +50,10 @@ def test_a_command_gets_the_options_that_it_has(monkeypatch: pytest.MonkeyPatch)
     options = common.options_of(Path("other.toml"), Path("x"))
     ways = {command.name or "": command.callback for command in app.registered_commands} | {
         "bench": bench.command,
-        "bench card": bench_card.command,
+        "bench card": bench.card,
+        "queue": queue.command,
     }
+    ways |= {f"queue {name}": getattr(queue, name) for name in queue.COMMANDS}
     for name, callback in ways.items():
         assert callback is not None
         given = inspect.signature(callback).parameters
@@ -63,7 +65,8 @@ def test_a_command_gets_the_options_that_it_has(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_own_command_in_a_sentence_of_a_node_is_known_by_its_name() -> None:
-    assert {command.name for command in app.registered_commands} - {"explain"} | {"bench", "bench card"} == set(hint._OWN_NAMES)
+    names = {command.name for command in app.registered_commands} - {"explain"} | {"bench", "bench card", "queue"}
+    assert names | {f"queue {name}" for name in queue.COMMANDS} == set(hint._OWN_NAMES)
 
 
 def test_a_folder_that_the_environment_names_is_in_no_hint(said: Said) -> None:

@@ -71,7 +71,13 @@ _MOST_CHARACTERS = 1 << 20  # a long one has ten thousand; /dev/zero has no end
 
 def load_recipe(path: Path) -> Recipe:
     """The recipe of `path`. Raises InputError with all faults of the file at once."""
-    return _recipe(path, *read(path, "recipe", "list the recipes with: ls recipes/"))
+    return read_recipe(path)[1]
+
+
+def read_recipe(path: Path) -> tuple[str, Recipe]:
+    """The text of a recipe, too."""
+    text, data = read(path, "recipe", "list the recipes with: ls recipes/")
+    return text, _recipe(path, text, data)
 
 
 def recipe_of_text(text: str, path: Path) -> Recipe:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +13,12 @@ from homelab.controller.base.say import Say
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.config.interpreter import for_recipe
 from homelab.controller.config.load import load_recipe
-from homelab.controller.config.profile_request import ProfiledSteps
 from homelab.controller.config.suite import Suite
 from homelab.controller.features.bench.cell import Cell
 from homelab.controller.features.bench.measurement import joules_of, measure
 from homelab.controller.features.bench.result import Result, State
 from homelab.controller.features.launch.launch_run import LaunchRequest, launch_run
-from homelab.controller.features.launch.prepare import Prepared
+from homelab.controller.features.launch.quiet_view import QuietView
 from homelab.controller.features.report import report_sources
 from homelab.controller.features.report.report_builder import Sources, counted
 from homelab.controller.features.status import monitor
@@ -39,35 +36,6 @@ _SKIPPED = frozenset({"collective"})
 
 class _Disturbed(Exception):
     """The run was interrupted by a fault: its steps are not those of an undisturbed one."""
-
-
-class _Quiet:
-    """What a launch tells a person, of which a benchmark shows the progress alone. See `launch_run.LaunchView`."""
-
-    def __init__(self, say: Say) -> None:
-        self._say = say
-
-    @contextmanager
-    def progress(self) -> Iterator[Callable[[str], None]]:
-        yield self._say
-
-    def checked(self, prepared: Prepared) -> Prepared:
-        return prepared
-
-    def planned(self, plan: Plan) -> None:
-        pass
-
-    def started(self, paths: RunPaths, plan: Plan, profiled: ProfiledSteps | None) -> None:
-        self._say(f"{paths.name} trains")
-
-    def supervised(self, note: str) -> None:
-        pass
-
-    def unsupervised(self, error: HomelabError) -> None:
-        self._say(f"without a supervisor: {error.message}")
-
-    def tracked(self, tracker: str, error: HomelabError | None) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -103,7 +71,7 @@ class CellRun:
     def _launched(self, fleet: Fleet, say: Say) -> RunPaths:
         # This process is older than the runs before this one, which are no others' runs.
         request = LaunchRequest(self.recipe, self.cluster_file, self.runs, _SKIPPED, "here", age_s=claims.since(time.monotonic()))
-        paths = launch_run(fleet, load_recipe(self.recipe), request, _Quiet(say))
+        paths = launch_run(fleet, load_recipe(self.recipe), request, QuietView(say))
         assert paths is not None, "not a dry run"
         return paths
 

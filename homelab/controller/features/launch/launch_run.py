@@ -26,7 +26,11 @@ from homelab.controller.run.paths import RunPaths
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """What the person asked for. `skip`: checks that do not count. `age_s`: for how many seconds it has been looking at the nodes."""
+    """What the person asked for. `skip`: checks that do not count. `age_s`: for how many seconds it has been looking at the nodes.
+
+    `recipe_text`: the recipe as it was when it was asked for, if its file may say something else by now. `named` hears the run's name before anything
+    of it is on a node.
+    """
 
     recipe_file: Path
     cluster_file: Path
@@ -37,6 +41,8 @@ class LaunchRequest:
     typed: TypedCommand | None = None
     profile: ProfileRequest | None = None
     age_s: Callable[[], float] = process_owner.age_s
+    recipe_text: str | None = None
+    named: Callable[[str], None] = lambda name: None
 
 
 class LaunchView(StartView, Protocol):
@@ -67,11 +73,12 @@ def launch_run(fleet: Fleet, recipe: Recipe, request: LaunchRequest, view: Launc
                 return store.new_name(request.recipe_file.stem, time.time(), taken)
             name = store.take_name(request.runs_dir, request.recipe_file.stem, time.time(), taken)
             unused.callback(store.give_back, request.runs_dir, name)
+            request.named(name)
             return name
 
         with view.progress() as say:
             prepared = prepare.prepare(fleet, recipe, request.recipe_file, name_beside=name_beside, skip=request.skip, say=say)
-            prepared = replace(prepared, typed=request.typed)
+            prepared = replace(prepared, typed=request.typed, recipe_text=request.recipe_text)
         prepared = view.checked(prepared)
         prepare.refuse_on_failure(prepared)
         plan = prepared.plan

@@ -38,6 +38,8 @@ class Prepared:
     """Why there is no plan, when there is none."""
     typed: TypedCommand | None = None
     """The command that this is made from, in place of a recipe's file."""
+    recipe_text: str | None = None
+    """The recipe, if its file may say something else by now."""
     profiled: ProfiledSteps | None = None
     """The steps that are profiled, None for none."""
 

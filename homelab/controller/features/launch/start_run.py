@@ -105,7 +105,11 @@ def _failure_written_down(paths: RunPaths, plan: Plan) -> Iterator[None]:
 
 def _snapshot(paths: RunPaths, prepared: Prepared) -> None:
     """The recipe as it was, and what was shipped (while small): recovery from this folder needs no other file."""
-    shipped = [(item.local, item.name) for item in prepared.material if item.local]
-    for source, name in [(prepared.recipe_path, prepared.recipe_path.name), *shipped]:
+    files = [(item.local, item.name) for item in prepared.material if item.local]
+    if prepared.recipe_text is None:
+        files.append((prepared.recipe_path, prepared.recipe_path.name))
+    else:
+        store.write_text(paths.code / prepared.recipe_path.name, prepared.recipe_text)
+    for source, name in files:
         if source.stat().st_size <= _KEEP_COPY_BYTES:
             store.copy(source, paths.code / name)

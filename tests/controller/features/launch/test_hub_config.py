@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("huggingface_hub")
 
-from homelab.cli import plan as command
 from homelab.controller.attempt import hub_config
+from homelab.controller.features.preflight import plan_inputs
 from homelab.controller.planning.inputs import PlanInputs
 from homelab.shared.recipe import Model
 from tests import builders
@@ -44,8 +44,8 @@ def inputs(name: str) -> PlanInputs:
 
 
 def test_the_plan_of_an_unknown_model_asks_for_one_small_file(hub: Hub) -> None:
-    known, notes = command._with_hub(inputs("org/mine"), True)
-    assert known.config == builders.LLAMA and notes == []
+    known, notes = plan_inputs._with_hub(inputs("org/mine"), print)
+    assert known.config == builders.LLAMA and notes == ()
     assert hub.asked == ["/org/mine/resolve/main/config.json"]
 
 
@@ -56,7 +56,7 @@ def test_the_revision_is_the_recipes(hub: Hub) -> None:
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-4B", "/models/there"])
 def test_what_is_known_or_a_folder_is_not_asked_for(hub: Hub, name: str) -> None:
-    assert command._with_hub(inputs(name), True) == (inputs(name), []) and hub.asked == []
+    assert plan_inputs._with_hub(inputs(name), print) == (inputs(name), ()) and hub.asked == []
 
 
 @pytest.mark.parametrize(("variable", "value"), [("HF_HUB_OFFLINE", "1"), ("HF_HUB_OFFLINE", "true"), ("TRANSFORMERS_OFFLINE", "yes")])
