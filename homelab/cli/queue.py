@@ -259,6 +259,9 @@ def run(
             say(f"the queue is paused, so nothing begins before: homelab queue resume{common.same_options(cluster, runs_dir)}")
         try:
             QueueRun(queue, work, say, swept, is_supervised=where != "no").go(stays=stay)
+        except KeyboardInterrupt:
+            say(f"the runner ends; what trains goes on. To go on with the queue: homelab queue run{common.same_options(cluster, runs_dir)}")
+            raise
         finally:
             work.close()
     after = queue.listing()

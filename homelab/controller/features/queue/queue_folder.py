@@ -169,6 +169,8 @@ class QueueFolder:
                 os.close(descriptor)
 
     def _make(self) -> None:
+        if (self.root / _REMOVED).is_dir():  # the last of them
+            return
         for folder in (*STATES, _REMOVED):
             (self.root / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
         store.keep_private(self.root)

@@ -21,6 +21,7 @@ from homelab.controller.features.queue.turns import Act, Clock, SeenRun
 
 LOOK_S = 5.0
 AGAIN_S = 15.0  # nodes that were not free are asked again after so long
+CHECKED_S = 120.0  # a start that was refused for now is tried again after so long: it costs every node a preflight
 CHECKPOINT_S = 600.0  # so long after its hour a run is stopped wherever it is; until then at its next checkpoint
 
 
@@ -84,8 +85,11 @@ class QueueRun:
         try:
             every = self.work.every()
         except HomelabError as error:
-            self.say(f"nothing is started: {error}")
+            if self._told.get(0) != error.message:
+                self.say(f"nothing is started: {error}")
+            self._told[0] = error.message
             return
+        self._told.pop(0, None)
         listing = self.queue.listing()
         reasons = turns.waits(listing, Clock(self.times.now(), every, self.work.is_over))
         for job in listing.waiting:
@@ -104,7 +108,7 @@ class QueueRun:
         try:
             self._begin(job)
         except NotYetError as error:
-            self._wait(self._back(job, error.message, keeps_run=bool(job.run)), error.message)
+            self._wait(self._back(job, error.message, keeps_run=bool(job.run)), error.message, CHECKED_S)
         except HomelabError as error:
             self._refused(self._now(job), error)
         except KeyboardInterrupt:
@@ -156,8 +160,8 @@ class QueueRun:
         self._put_away(job)
         return job
 
-    def _wait(self, job: QueuedJob, because: str) -> None:
-        self._again[job.number] = self.times.passed() + AGAIN_S
+    def _wait(self, job: QueuedJob, because: str, seconds: float = AGAIN_S) -> None:
+        self._again[job.number] = self.times.passed() + seconds
         if job.because != because:
             self.queue.write("waiting", job.model_copy(update={"because": because}))
         self._tell(job, f"waits: {because}")
@@ -188,9 +192,9 @@ class QueueRun:
 
     def _close(self, job: QueuedJob, act: Act, seen: SeenRun | None) -> None:
         """Stop a run whose hour is over, at its next checkpoint."""
-        newest = max(seen.checkpoints, default=0) if seen else 0
+        step, newest = (seen.step, max(seen.checkpoints, default=0)) if seen else (0, 0)
         since, before = self._closing.setdefault(job.number, (self.times.passed(), newest))
-        is_saved = seen is None or not seen.is_owned or seen.step <= newest or newest > before
+        is_saved = step <= newest or newest > before
         if not is_saved and self.times.passed() - since < CHECKPOINT_S:
             self._tell(job, f"{act.because}; it stops at its next checkpoint")
             return

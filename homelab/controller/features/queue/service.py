@@ -55,7 +55,6 @@ def unit(words: list[str]) -> str:
     """The unit's text (systemd.service(5)). Only the runner itself is ended with it: supervisors of its runs go on."""
     return f"""[Unit]
 Description=homelab queue: trains the recipes that wait
-After=network-online.target
 
 [Service]
 ExecStart={" ".join(map(_quoted, words))}

@@ -125,7 +125,7 @@ def next_act(job: QueuedJob, seen: SeenRun | None, now: float, *, is_supervised:
         return Act("back", "its launch was cut off")
     if seen.state == "done":
         return Act("done")
-    if seen.state == "stopped" and seen.is_stopped_by_hand:
+    if seen.state == "stopped" and (seen.is_stopped_by_hand or (seen.is_over and seen.has_said_its_end)):
         return Act("back", _OF_US, keeps_run=True) if job.is_stopping else Act("failed", "stopped by hand")
     if job.stop_at and not hours.is_open(job, now):
         return Act("stop", f"it is {job.stop_at}")
