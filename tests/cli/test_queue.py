@@ -12,7 +12,7 @@ import pytest
 from homelab.cli.main import run
 from homelab.controller.features.queue.queue_folder import QueueFolder
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 CARDS = '[[nodes.gpus]]\nmodel = "RTX 3090"\nvram_gb = 24\n'
 RECIPE = """# mine
 [model]
@@ -151,9 +151,13 @@ def test_numbers_that_are_there_are_named(said: Said) -> None:
 
 def test_a_job_that_cannot_fit_is_refused_in_the_words_of_the_plan(said: Said) -> None:
     Path("law.toml").write_text(RECIPE.replace("Qwen3-0.6B", "Qwen3-32B").replace('"lora"', '"full"'))
+    _, err = said("queue", "add", "law.toml", code=2)
+    _, planned = said("plan", "law.toml", "--offline", code=2)
+    assert err[err.index("error:") :] == planned[planned.index("error:") :] and "law.toml" in planned
+    Path("law.toml").write_text(f"{RECIPE}seq_len = 32768\n[parallel]\nmicro_batch = 4\n")
     _, err = said("queue", "add", "law.toml", code=1)
     planned, _ = said("plan", "law.toml", "--offline", code=1)
-    assert planned.splitlines()[0] in err and not Path("runs").exists(), (planned, err)
+    assert planned.splitlines()[0] in err and "lacks" in err and not Path("runs").exists(), (planned, err)
 
 
 def test_a_damaged_file_is_named_and_hides_no_other(said: Said) -> None:

@@ -61,15 +61,19 @@ def planned(request: AddRequest, cluster: Cluster, now: float, say: Say) -> list
             frozen = sweep.applied(text, settings)
             training = _parsed(frozen, recipe, settings)
             say(f"planning {recipe.name}{''.join(f' {setting}' for setting in settings)}")
-            # Of a sweep the nodes are asked once, unless it names other files or models.
-            looked_at = training.model_dump_json(include={"model", "data", "script", "parallel"})
-            if looked_at not in gathered:
-                gathered[looked_at] = _gathered(cluster, training, recipe, say)
             job = QueuedJob(
                 number=1, recipe=str(recipe.resolve()), text=frozen, digests=job_work.digests(training, recipe), nodes=tuple(request.nodes), skip=tuple(request.skip),
                 after=request.after, not_before=not_before, stop_at=stop_at, added_at=now, settings=" ".join(map(str, settings)),
             )  # fmt: skip
-            jobs.append(_judged(job, training, gathered[looked_at], say))
+            try:
+                # Of a sweep the nodes are asked once, unless it names other files or models.
+                looked_at = training.model_dump_json(include={"model", "data", "script", "parallel"})
+                if looked_at not in gathered:
+                    gathered[looked_at] = _gathered(cluster, training, recipe, say)
+                jobs.append(_judged(job, training, gathered[looked_at], say))
+            except HomelabError as error:
+                error.where, error.hint = load.in_file(error.where, recipe), for_recipe(error.hint, str(recipe))
+                raise
         found.append(jobs)
     return found
 
@@ -106,9 +110,7 @@ def _judged(job: QueuedJob, training: Recipe, gathered: PlanSources, say: Say) -
     judged = gathered.judged(plan)
     said = answer.of(plan, judged)
     if judged.runs is False and judged.is_judged:
-        raise HomelabError(
-            said, where=f"{job.recipe}{f', {job.settings}' if job.settings else ''}", hint=for_recipe(judged.edit, job.recipe)
-        )
+        raise HomelabError(said, where=f"{job.recipe}{f', {job.settings}' if job.settings else ''}", hint=judged.edit)
     expected_s = plan.time.hours * 3600 if plan.time is not None and plan.time.hours is not None else None
     return PlannedJob(job.model_copy(update={"seconds": expected_s}), said, gathered.notes)
 

@@ -16,6 +16,7 @@ from homelab.controller.features.queue.queue_folder import QueueFolder
 from homelab.controller.features.queue.queue_run import QueueRun, Times
 from homelab.controller.features.queue.queued_job import QueuedJob
 from homelab.controller.features.queue.turns import SeenRun
+from homelab.controller.run.state import State
 
 NIGHT = 1_780_000_000.0 - 1_780_000_000.0 % 86400 + 22 * 3600  # 22:00, UTC
 STEPS = 3
@@ -31,7 +32,7 @@ class PracticeRun:
 
     job: int
     nodes: tuple[str, ...]
-    state: str = "running"
+    state: State = "running"
     started: bool = False
     supervised: bool = False
     step: int = 0
@@ -132,7 +133,7 @@ class PracticeNodes:
             run.state, is_over, run.supervised and not is_over, run.supervised and is_over, run.is_by_hand,
             is_cut_short=run.state == "running" and not run.started, step=run.step,
             checkpoints=tuple(range(0, run.step + 1, self.saves_every))[1:], because="it ended" if run.state == "failed" else "",
-        )  # type: ignore[arg-type]  # fmt: skip
+        )  # fmt: skip
 
     def was_sent(self, job: QueuedJob) -> bool:
         return job.run in self.sent

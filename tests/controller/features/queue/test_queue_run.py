@@ -15,7 +15,7 @@ from homelab.controller.features.queue.queue_folder import QueueFolder
 from homelab.controller.features.queue.queued_job import STATES
 from tests.controller.features.queue.practice_nodes import NIGHT, Killed, PracticeNodes, filled, job, renames_counted
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(autouse=True)
