@@ -165,7 +165,7 @@ class Observer:
             if source.records.is_long:  # that was a first look
                 report = await asyncio.to_thread(source.records.report)
                 topic.tell("report", page_values.report(report))
-            reported_at_s = time.monotonic()
+            reported_at_s = float("-inf")  # the first look may bring all that the nodes have measured
             while topic.is_shown or await topic.rest(_LINGER_S):
                 began_s = time.process_time()
                 is_over = await self._look(source, topic)
