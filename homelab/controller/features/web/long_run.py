@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any
 
 from homelab.controller.features.report.downsampling import thinned
 from homelab.controller.features.report.run_report import Curve, CurvePoint, RunReport, Series
@@ -60,7 +60,10 @@ def glimpse(paths: RunPaths, *, short_bytes: int = _SHORT_BYTES) -> FewLines | N
         if size <= short_bytes:
             return None
         with open(paths.metrics_jsonl, "rb") as stream:
-            pieces = [_piece(stream, number * (size - _WINDOW) // _PLACES) for number in range(_PLACES + 1)]
+            pieces = []
+            for number in range(_PLACES + 1):
+                start = stream.seek(max(0, number * (size - _WINDOW) // _PLACES))
+                pieces.append(stream.read(_WINDOW).split(b"\n")[1 if start else 0 : -1])  # the lines that are whole
     except OSError:
         return None
     found = [[line for line in piece if _step(line) is not None] for piece in pieces]
@@ -68,12 +71,6 @@ def glimpse(paths: RunPaths, *, short_bytes: int = _SHORT_BYTES) -> FewLines | N
         step: float(loss[1]) for lines in found for line in lines if (step := _step(line)) is not None and (loss := _LOSS.search(line))
     }
     return FewLines(files.json_objects([line.decode("utf-8", "replace") for line in (*found[0], *found[-1])]), 0, losses)
-
-
-def _piece(stream: BinaryIO, start: int) -> list[bytes]:
-    """The whole lines in a window of the file."""
-    stream.seek(max(0, start))
-    return stream.read(_WINDOW).split(b"\n")[1 if start > 0 else 0 : -1]
 
 
 def first_look(report: RunReport, few: FewLines) -> RunReport:

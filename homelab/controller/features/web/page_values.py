@@ -13,8 +13,9 @@ from homelab.controller.dashboard import log_section, words
 from homelab.controller.dashboard.run_list import RunRow, ago
 from homelab.controller.dashboard.snapshot import Snapshot
 from homelab.controller.features.report import line_chart, sections
-from homelab.controller.features.report.page_tables import Cell, ReportTable
+from homelab.controller.features.report.page_tables import Cell
 from homelab.controller.features.report.run_report import Curve, RunReport
+from homelab.controller.features.report.sections import ReportSection
 from homelab.controller.features.web import first_sentence
 
 _MOST_ROWS, _MOST_EVENTS, _MOST_NOTES, _MOST_RUNS = 200, 200, 20, 200
@@ -98,10 +99,7 @@ def report(told: RunReport) -> str:
         "missing": told.missing, "figures": [asdict(figure) for figure in sections.figures(told)], "curves": [_curve(curve) for curve in told.curves],
         "attempts": [row.model_dump(mode="json") for row in told.attempts[-_MOST_ROWS:]],
         "timeline": [(entry.time, entry.sort, shortened(entry.text, _MOST_LINE)) for entry in told.timeline],
-        "sections": [
-            {"name": part.name, "heading": part.heading, "note": part.note, "tables": [_table(table) for table in part.tables]}
-            for part in sections.sections(told)
-        ],
+        "sections": [_section(part) for part in sections.sections(told)],
     })  # fmt: skip
 
 
@@ -112,11 +110,15 @@ def _curve(curve: Curve) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _table(table: ReportTable) -> dict[str, Any]:
-    """A column that has only pictures is left out: the page draws none."""
-    shown = [number for number in range(len(table.heads)) if not table.rows or any(_text(row[number]) for row in table.rows)]
-    rows = [[shortened(_text(row[number]), _MOST_TEXT) for number in shown] for row in table.rows[-_MOST_ROWS:]]
-    return {"caption": table.caption, "heads": [table.heads[number] for number in shown], "rows": rows, "is_tall": table.is_tall}
+def _section(part: ReportSection) -> dict[str, Any]:
+    """Its tables without the columns that have only pictures: the page draws none."""
+    tables = []
+    for table in part.tables:
+        shown = [number for number in range(len(table.heads)) if not table.rows or any(_text(row[number]) for row in table.rows)]
+        rows = [[shortened(_text(row[number]), _MOST_TEXT) for number in shown] for row in table.rows[-_MOST_ROWS:]]
+        heads = [table.heads[number] for number in shown]
+        tables.append({"caption": table.caption, "heads": heads, "rows": rows, "is_tall": table.is_tall})
+    return {"name": part.name, "heading": part.heading, "note": part.note, "tables": tables}
 
 
 def _text(cell: Cell) -> str:
