@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -228,7 +229,7 @@ def test_killed_between_any_two_renames_no_job_is_lost_and_none_is_trained_twice
     ends: bool,
 ) -> None:
     queue = QueueFolder(tmp_path_factory.mktemp("queue"))
-    hours = {"not_before": "22:00", "stop_at": "22:01"} if ends else {}
+    hours: dict[str, Any] = {"not_before": "22:00", "stop_at": "22:01"} if ends else {}
     nodes = PracticeNodes(fates=fates)
     expected, removed = set(range(1, len(wanted) + 1)), set[int]()
     with renames_counted(nodes):
