@@ -35,7 +35,7 @@ for name in NAMES:
     app.command(name=name, hidden=name == "supervise", epilog=examples.epilog(name))(common.with_hints_for_same_files(command))
 for name, command in (("suite", bench.command), ("card", bench.card)):
     bench.app.command(name=name, epilog=examples.epilog(f"bench {name}"))(common.with_hints_for_same_files(command))
-queue.app.callback(invoke_without_command=True, epilog=examples.epilog("queue"))(common.with_hints_for_same_files(queue.command))
+queue.app.callback(invoke_without_command=True)(common.with_hints_for_same_files(queue.command))
 for name in queue.COMMANDS:
     queue.app.command(name=name, epilog=examples.epilog(f"queue {name}"))(common.with_hints_for_same_files(getattr(queue, name)))
 app.add_typer(queue.app, name="queue")

@@ -38,7 +38,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "tensorboard": ("homelab tensorboard",),
     "track": ("homelab track --to trackio",),
     "profile": ("homelab profile", "homelab profile 2026-11-21 --json"),
-    "queue": ("homelab queue",),
     "queue add": (
         "homelab queue add a.toml b.toml --nodes tower,laptop --not-before 23:00 --stop-at 07:00",
         "homelab queue add recipes/llama7b-lora.toml --set train.learning_rate=1e-4,2e-4",
