@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from rich.console import Console, Group
@@ -119,13 +122,11 @@ def benches() -> Iterator[Table]:
                 wire=0.12, efficiency=0.93, plan_error=-0.04)
         for variation, strategy in (("", "ddp"), ("qlora-7b", "pipeline"))
     ])  # fmt: skip
-    sides = [test_side_by_side.side_of_run(name) for name in RUNS] if hasattr(test_side_by_side, "side_of_run") else [
-        side_by_side.side_of(test_side_by_side.sources(name, 3, 1.25), warmup=1) for name in RUNS
-    ]  # fmt: skip
+    sides = [side_by_side.side_of(test_side_by_side.sources(name, 3, 1.25), warmup=1) for name in RUNS]
     yield from side_by_side.tables(side_by_side.compare(sides), EnergyPrice(price_per_kwh=0.3, currency="EUR"), WIDTH)
 
 
-def of_lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def of_lab() -> list[Any]:
     """Those that its commands print."""
     shown: list[Any] = []
     node = {
@@ -134,11 +135,11 @@ def of_lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     status = {"lab": "lab-fd0633", "backend": "namespaces", "network": "10.213.112.0/24", "rate": "1gbit", "note": "", "folder": "/tmp/lab", "nodes": [
         {**node, "name": f"node{number}"} for number in range(1, 4)
     ]}  # fmt: skip
-    monkeypatch.setattr(Lab, "open", lambda folder: type("Opened", (), {"status": lambda self: status})())
-    monkeypatch.setattr(CleanConsole, "print", lambda self, *objects, **_: shown.extend(objects))
-    for arguments in (["status", "lab"], ["faults"]):
-        assert CliRunner().invoke(lab.app, arguments).exit_code == 0
-    yield from shown
+    opened = mock.patch.object(Lab, "open", return_value=mock.Mock(status=lambda: status))
+    with opened, mock.patch.object(CleanConsole, "print", lambda self, *objects, **_: shown.extend(objects)):
+        for arguments in (["status", "lab"], ["faults"]):
+            assert CliRunner().invoke(lab.app, arguments).exit_code == 0
+    return shown
 
 
 CASES: dict[str, Callable[[], Iterable[Any]]] = {
@@ -149,20 +150,31 @@ CASES: dict[str, Callable[[], Iterable[Any]]] = {
     "profile": profiles,
     "bench and compare": benches,
     "explain law": lambda: [explain._influences()],
+    "practice nodes": of_lab,
 }
+
+
+@functools.cache
+def drawn() -> tuple[dict[str, list[Table]], frozenset[str]]:
+    """Case -> its tables, made once; and the functions of the product that have made one."""
+    made: set[str] = set()
+    whole = Table.__init__
+
+    def noted(self: Table, *arguments: Any, **options: Any) -> None:
+        code = sys._getframe(1).f_code
+        if Path(code.co_filename).is_relative_to(limits.ROOT):
+            made.add(f"{Path(code.co_filename).relative_to(limits.ROOT)}: {code.co_name}")
+        whole(self, *arguments, **options)
+
+    with mock.patch.object(Table, "__init__", noted):
+        found = {name: [table for renderable in case() for table in tables_in(renderable)] for name, case in CASES.items()}
+    return found, frozenset(made)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_head_and_no_word_is_cut_or_broken(name: str) -> None:
-    found = [table for renderable in CASES[name]() for table in tables_in(renderable)]
+    found = drawn()[0][name]
     assert found
-    for table in found:
-        assert faults(table) == [], printed(table)
-
-
-def test_the_tables_of_the_practice_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = list(of_lab(monkeypatch))
-    assert len(found) == 2
     for table in found:
         assert faults(table) == [], printed(table)
 
@@ -199,25 +211,9 @@ def test_the_list_of_runs() -> None:
     assert not [line for line in lines if "…" in line or len(line) > WIDTH] and all(any(name in line for line in lines) for name in RUNS)
 
 
-def test_every_table_of_the_product_is_among_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_table_of_the_product_is_among_them() -> None:
     """A function that makes a Table is called by a case of this file."""
-    made: set[str] = set()
-    whole = Table.__init__
-
-    def noted(self: Table, *arguments: Any, **options: Any) -> None:
-        import sys
-
-        frame = sys._getframe(1)
-        path = Path(frame.f_code.co_filename)
-        if path.is_relative_to(limits.ROOT):
-            made.add(f"{path.relative_to(limits.ROOT)}: {frame.f_code.co_name}")
-        whole(self, *arguments, **options)
-
-    monkeypatch.setattr(Table, "__init__", noted)
-    for case in CASES.values():
-        list(case())
-    list(of_lab(monkeypatch))
-    assert makers() - made == set(), "a case of this file makes and prints it"
+    assert makers() - drawn()[1] == set(), "a case of this file makes and prints it"
 
 
 def makers() -> set[str]:
