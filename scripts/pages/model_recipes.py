@@ -39,7 +39,7 @@ RECIPES = {
     "knowledge-phi4-14b": Purpose("microsoft/phi-4", "Exact answers from textbooks and manuals."),
     "reasoning-qwen3-14b": Purpose("Qwen/Qwen3-14B", "A chain of thought by a larger model."),
     "writing-mistral-small-24b": Purpose("mistralai/Mistral-Small-24B-Instruct-2501", "Long texts in European languages."),
-    "largest-qwen3-32b": Purpose("Qwen/Qwen3-32B", "The largest of these models: a card with 24 GB holds it."),
+    "largest-qwen3-32b": Purpose("Qwen/Qwen3-32B", "The largest of these models, for the largest home cards."),
 }  # fmt: skip
 
 
