@@ -106,7 +106,9 @@ class JobWork:
         cluster = load.load_cluster(self.cluster_file)
         names = job.needs(tuple(node.name for node in cluster.nodes))
         skip = registry.skipped(only=[], skip=list(job.skip))
-        request = RecoverRequest(job.run, names, self.cluster_file, self.runs_dir, skip, self.where, from_scratch=True)
+        request = RecoverRequest(
+            job.run, names, self.cluster_file, self.runs_dir, skip, self.where, from_scratch=True, age_s=claims.since(time.monotonic())
+        )
         with Fleet(for_recipe(cluster, self._recipe(job))) as fleet:
             try:
                 recover_run(fleet, request, _RecoverView(self.say))

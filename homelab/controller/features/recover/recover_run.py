@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from homelab.controller.features.track import forwarder_start
 from homelab.controller.features.track.forwarder_start import StartView
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import adoption, claims, run_folder, run_lookup, stopped_holder, supervisor_record
+from homelab.controller.run import adoption, claims, process_owner, run_folder, run_lookup, stopped_holder, supervisor_record
 from homelab.controller.run.paths import RunPaths
 
 
@@ -26,7 +26,8 @@ from homelab.controller.run.paths import RunPaths
 class RecoverRequest:
     """What the person asked for. `name` of the run, None for the one that lives or the newest; `nodes`: that may go on with it.
 
-    `skip`: checks that do not count; `strategy`: to go on with, None for the one of before.
+    `skip`: checks that do not count; `strategy`: to go on with, None for the one of before. `age_s`: for how many seconds it has been
+    asked for: a stop that came before counts no more.
     """
 
     name: str | None
@@ -37,6 +38,7 @@ class RecoverRequest:
     supervise: Where
     from_scratch: bool = False
     strategy: str | None = None
+    age_s: Callable[[], float] = process_owner.age_s
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def recover_run(fleet: Fleet, request: RecoverRequest, view: RecoverView) -> Run
             exclusive.enter_context(supervisor_record.exclusive(paths, wants_supervisor=placement.is_wanted))
             _refuse_supervised(fleet, paths)
             names = [node.name for node in fleet.cluster.nodes]
-            claim = exclusive.enter_context(claims.claimed(fleet, paths.name, names, "recovered by hand"))
+            claim = exclusive.enter_context(claims.claimed(fleet, paths.name, names, "recovered by hand", age_s=request.age_s))
             examination = examine.examine(fleet, paths, say)
             if request.strategy is not None:
                 well = fleet.only([name for name in request.nodes if name not in examination.unreachable])
