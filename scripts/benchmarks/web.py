@@ -53,8 +53,8 @@ def main() -> int:
             ["npm", "install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", folder, *_PACKAGES], check=True
         )
         _runs(folder / "runs")
-        pages = _seen(chromium, folder, "/", f"/run/{_DONE}", f"/run/{_FAILED}")
-        long = _seen(chromium, folder, f"/run/{_LONG}")
+        pages = _seen(chromium, folder, "/", f"/runs/{_DONE}", f"/runs/{_FAILED}")
+        long = _seen(chromium, folder, f"/runs/{_LONG}")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     seen = [*pages, *long]

@@ -14,7 +14,7 @@ from homelab.controller.run.paths import RunPaths
 from homelab.lab import Lab, cgroup, nodes
 from homelab.lab.cgroup import find_hierarchies
 from homelab.shared.protocol import phases
-from scripts.practice.desk import Desk, wait_until
+from scripts.practice.desk import Desk, Run, wait_until
 from tests.e2e.test_law import TOLERANCE
 from tests.e2e.test_supervisor import supervisor
 from tests.lab.conftest import namespaces_missing
@@ -110,11 +110,7 @@ def test_it_trains_across_three_and_survives_a_dead_stage(desk: Desk) -> None:
     run = desk.launch("pipeline.toml", *three)
     run.wait_for_step(1, 4, timeout_s=200)
     desk.lab.fault(middle, "kill-worker")
-    wait_until(
-        lambda: run.attempts() == [1, 2],
-        100,
-        lambda: "\n".join(event["text"] for event in desk.json("status", run.name, code=None)["events"]),
-    )
+    wait_until(lambda: run.attempts() == [1, 2], 100, lambda: told(desk, run))
     run.wait_for_end(2, nodes=3, timeout_s=200)
     wait_until(lambda: desk.json("status", run.name, code=None)["state"] == "done", 30)
     alone = desk.launch("pipeline.toml", "--nodes", "node4")
@@ -134,12 +130,18 @@ def test_a_node_that_vanishes_while_its_stage_is_loaded(desk: Desk) -> None:
     wait_until(lambda: run.heartbeat(1).get("phase") == phases.LOADING, 100, lambda: run.logs(1))
     desk.lab.fault("node3", "power-cut")
     try:
-        wait_until(lambda: run.attempts() == [1, 2], 100, lambda: run.logs(1))
+        wait_until(lambda: run.attempts() == [1, 2], 100, lambda: told(desk, run))
         run.wait_for_end(2, nodes=1, timeout_s=200)
         wait_until(lambda: desk.json("status", run.name, code=None)["state"] == "done", 30)
     finally:
         desk.lab.fault("node3", "power-on")
     assert sorted(run.losses()) == list(range(1, STEPS + 1)) and not list(run.folder("node3").glob("attempts/2/ranks/*"))
+
+
+def told(desk: Desk, run: Run) -> str:
+    """What happened, and how long each rank has been still."""
+    said = desk.json("status", run.name, code=None)
+    return "\n".join([*(event["text"] for event in said["events"]), run.logs(1)[-3000:]])
 
 
 def tensors(folder: Path) -> dict[str, object]:

@@ -38,8 +38,16 @@ FIRST_STEP_S: Mapping[Company, float] = {"whole": 300.0, "unheard": 120.0, "cut"
 # the likelier cause than the work itself.
 LIMITS_S: Mapping[Company, Mapping[str, float]] = {
     "whole": {**PHASE_LIMITS_S, "absent": 300.0, "starting": 300.0, "fetching": 300.0},
-    "unheard": {"absent": 120.0, "starting": 120.0, "loading": 120.0, "fetching": 120.0, "saving": 240.0, "evaluating": 600.0},
-    "cut": {"absent": 30.0, "starting": 30.0, "loading": 30.0, "fetching": 30.0, "saving": 60.0, "evaluating": 180.0},
+    "unheard": {
+        "absent": 120.0,
+        "starting": 120.0,
+        "loading": 120.0,
+        "connecting": 120.0,
+        "fetching": 120.0,
+        "saving": 240.0,
+        "evaluating": 600.0,
+    },
+    "cut": {"absent": 30.0, "starting": 30.0, "loading": 30.0, "connecting": 30.0, "fetching": 30.0, "saving": 60.0, "evaluating": 180.0},
 }
 # A node is gone when it is not heard and no heard node has reached it for this long, whatever the ranks do.
 MISSING_S = 4.0

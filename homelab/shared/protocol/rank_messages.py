@@ -18,7 +18,7 @@ class Heartbeat(Message):
     """heartbeat.json: a rank's sign of life."""
 
     time: Moment
-    # starting | loading | fetching (a checkpoint, from a peer) | training | saving | evaluating | done
+    # starting | loading | connecting | fetching (a checkpoint, from a peer) | training | saving | evaluating | done
     phase: Line = "starting"
     step: Count = 0
     total_steps: Count | None = None

@@ -93,13 +93,12 @@ class Run:
 
     def _load_data(self, path: str) -> EncodedData:
         """Tokenizer and rows; the recorder knows the number of steps then."""
-        from homelab.worker.data import template_clock
-        from homelab.worker.data.encoding import load_data
+        from homelab.worker.data import encoding, template_clock
         from homelab.worker.model.pretrained import load_tokenizer
 
         task, recorder = self.task, self.recorder
         self.tokenizer = load_tokenizer(task.run, path)
-        data = load_data(task.run, self.tokenizer, task.node)
+        data = encoding.load_data(task.run, self.tokenizer, task.node)
         self.held_out = data.held_out
         for note in (*data.notes, template_clock.note_of(self.tokenizer)):
             if note:
@@ -111,14 +110,15 @@ class Run:
 
     def _connect(self, model: Any) -> bool:
         """Join the process group; whether the rows of a pass stand one after the other without padding. All ranks pad where one must."""
-        from homelab.worker.model import packed_attention
-        from homelab.worker.model.pretrained import DTYPES
+        from homelab.worker.model import packed_attention, pretrained
         from homelab.worker.runtime import process_group
 
-        device, dtype = next(model.parameters()).device, DTYPES[self.task.precision]
+        device, dtype = next(model.parameters()).device, pretrained.DTYPES[self.task.precision]
         # One rank that cannot take joined rows is enough for all to pad: who gets which rows depends on it.
         why_padded = packed_attention.use(model, device, dtype) if self.task.switches.joined_rows else "the plan says so"
+        self.recorder.heartbeat(phases.CONNECTING)
         process_group.connect(self.task)
+        self.recorder.heartbeat(phases.LOADING)
         is_joined = not any(values[0] for values in process_group.gather([float(why_padded is not None)]))
         if is_joined:
             self.balance.join_rows()

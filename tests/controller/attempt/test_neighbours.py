@@ -141,7 +141,9 @@ def test_a_script_alone_lies_where_it_always_did(desk: Path) -> None:
 def test_a_recovery_has_the_program_as_it_was_at_the_launch(desk: Path, tmp_path: Path) -> None:
     items = of(desk)
     paths = RunPaths(tmp_path / "runs" / "r")
-    start_run._snapshot(paths, cast(Any, type("Prepared", (), {"recipe_path": desk / "recipe.toml", "material": items})))
+    start_run._snapshot(
+        paths, cast(Any, type("Prepared", (), {"recipe_path": desk / "recipe.toml", "recipe_text": None, "material": items}))
+    )
     (desk / "lib" / "deep.py").write_text("NAME = 'edited'\n")
     again = inputs.of_run(paths, {"data": described(items)})
     assert [item.node_path("/w") for item in again] == [item.node_path("/w") for item in items]

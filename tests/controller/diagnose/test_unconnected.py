@@ -56,7 +56,7 @@ def told(*nodes: dict[str, Any], **more: Any) -> Diagnosis:
     return diagnosis
 
 
-@pytest.mark.parametrize("phase", ["absent", "starting", "loading", "fetching"])
+@pytest.mark.parametrize("phase", ["absent", "starting", "loading", "connecting", "fetching"])
 def test_the_node_that_the_others_name_is_the_place_and_not_the_rank_that_waits_there(phase: str) -> None:
     diagnosis = told(waiting("n1", 0, phase), said("n2", 1, GLOO.format(HEAD)), said("n3", 2, GLOO.format(HEAD)))
     assert (diagnosis.cause, diagnosis.first_node, diagnosis.first_rank, diagnosis.retryable) == ("unconnected", "n1", None, True)

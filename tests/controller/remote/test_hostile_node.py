@@ -64,6 +64,7 @@ NOT_SWEPT = {
     "gguf": "makes as merge does, brings as fetch does", "push": "brings the model as fetch does, then asks the hub", "tensorboard": "asks as track does, and serves until Ctrl-C",
     "bench": "launches, follows and reports as launch, status and report do", "supervise": "looks as status does and recovers as recover does, as long as a run lives",
     "wake": "asks for one true or false, and waits for minutes", "init": "asks for the facts, as preflight does; its words become a file (test_proposal.py)",
+    "queue": "plans, launches, stops and recovers as those commands do", "web": "looks as status and report do; its words stay text (test_web_server.py)",
 }  # fmt: skip
 
 

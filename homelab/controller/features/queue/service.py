@@ -36,7 +36,7 @@ def install(words: list[str]) -> Installed:
     """Write the unit, if this machine has systemd. Raises InputError if there is one for another queue."""
     # A second runner ends at once: the line may come every five minutes, and a runner that has died is back after that.
     cron = f"*/5 * * * * {shell.quote_words(words).replace('%', chr(92) + '%')} >/dev/null 2>&1"
-    if shutil.which("systemctl") is None or not Path("/run/systemd/system").is_dir():
+    if sys.platform != "linux" or shutil.which("systemctl") is None or not Path("/run/systemd/system").is_dir():
         return Installed(None, cron)
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "systemd" / "user"
     file, text = folder / f"{NAME}.service", unit(words)

@@ -26,7 +26,7 @@ def make(observer: Observer, *, token: str, hosts: Collection[str], cookie: str)
     page = importlib.resources.files("homelab.controller.features.web").joinpath("page.html").read_text(encoding="utf-8")
     answers = _Answers(observer, page)
     routes = [
-        Route("/", answers.page, methods=["GET"]), Route("/run/{name:path}", answers.page, methods=["GET"]),
+        Route("/", answers.page, methods=["GET"]), Route("/runs/{name:path}", answers.page, methods=["GET"]),
         Route("/live", answers.live, methods=["GET"]), Route("/logs", answers.logs, methods=["GET"]), Route("/compare", answers.compare, methods=["GET"]),
     ]  # fmt: skip
     return PageGuard(Starlette(routes=routes), token=token, hosts=hosts, cookie=cookie, policy=policy(page))

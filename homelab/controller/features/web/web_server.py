@@ -76,7 +76,7 @@ def serve(
 ) -> None:
     """Until Ctrl-C. `serving` is told the addresses, with their token, once they can be opened; `run`: the one that they lead to."""
     token = secrets.token_urlsafe(24)
-    path = f"/run/{quote(run)}" if run else "/"
+    path = f"/runs/{quote(run)}" if run else "/"
     observer = Observer(cluster, runs_dir, options)
     made = app.make(observer, token=token, hosts=place.names, cookie=f"homelab-{place.port}")
     config = uvicorn.Config(

@@ -74,6 +74,7 @@ def test_who_looks_may_end_nothing() -> None:
 ENDS = {
     "controller/attempt/start.py", "controller/features/recover/halt.py", "controller/features/stop/stop.py",
     "controller/features/supervise/supervisor.py", "controller/features/bench/cell_run.py", "controller/features/bench/suite_run.py", "cli/stop.py",
+    "controller/features/queue/job_work.py",  # at the end of a job's hours, by its own --stop-at
 }  # fmt: skip
 
 

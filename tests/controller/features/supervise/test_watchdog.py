@@ -188,7 +188,7 @@ def test_a_rank_that_is_seen_to_work_is_waited_for_however_long_it_loads() -> No
     assert judge(all_signs(**dict.fromkeys(NODES, waits))).kind == "hang"
 
 
-@pytest.mark.parametrize("phase", ["absent", "starting", "loading", "fetching", "training", "evaluating"])
+@pytest.mark.parametrize("phase", ["absent", "starting", "loading", "connecting", "fetching", "training", "evaluating"])
 def test_who_is_not_heard_and_not_reached_by_anybody_is_gone_whatever_the_others_do(phase: str) -> None:
     def seen(*missing_s: float | None, **of_laptop: Any) -> dict[str, NodeStatus]:
         busy = {

@@ -93,7 +93,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return Site(tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("path", ["/", "/live", "/logs?run=x", f"/?token={TOKEN}x", "/?token=", "/compare", "/nowhere", f"/run/{DONE}"])
+@pytest.mark.parametrize("path", ["/", "/live", "/logs?run=x", f"/?token={TOKEN}x", "/?token=", "/compare", "/nowhere", f"/runs/{DONE}"])
 @pytest.mark.parametrize("cookie", ["", "homelab-1=other", f"homelab-2={TOKEN}", "homelab-1"])
 def test_without_the_token_there_is_nothing(site: Site, path: str, cookie: str) -> None:
     status, headers, body = site.get(path, cookie=cookie)
@@ -145,7 +145,7 @@ def test_the_policy_allows_this_page_alone(site: Site) -> None:
 
 def test_a_run_that_nobody_knows_is_404_with_the_list(site: Site) -> None:
     site.with_runs()
-    status, _, body = site.get("/run/2026-11-26-0158-dem0", **WITH_COOKIE)
+    status, _, body = site.get("/runs/2026-11-26-0158-dem0", **WITH_COOKIE)
     assert status == 404 and body.startswith("<!DOCTYPE html>")
     for is_off in (False, True):
         site.fleet.nodes["node1"].is_off = site.fleet.nodes["node2"].is_off = is_off
@@ -153,7 +153,7 @@ def test_a_run_that_nobody_knows_is_404_with_the_list(site: Site) -> None:
         told = json.loads(said.partition("event: refused\ndata: ")[2].partition("\n")[0])
         assert 'no run is called "2026-11-26-0158-dem0". Did you mean' in told["error"]["message"]
         assert told["error"]["hint"] == "homelab runs" and told["runs"] == [DONE, FAILED]
-    assert site.get("/run/%2e%2e%2f%2e%2e", **WITH_COOKIE)[0] == 404 and site.get(f"/logs?run={DONE}&attempt=77", **WITH_COOKIE)[0] == 404
+    assert site.get("/runs/%2e%2e%2f%2e%2e", **WITH_COOKIE)[0] == 404 and site.get(f"/logs?run={DONE}&attempt=77", **WITH_COOKIE)[0] == 404
 
 
 async def events_of(seen: Observer, name: str | None, wanted: str, most: int = 30) -> dict[str, Any]:
@@ -274,7 +274,7 @@ def test_ctrl_c_ends_the_page(tmp_path: Path) -> None:
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
-        found = re.fullmatch(rf"http://127\.0\.0\.1:(\d+)/run/{DONE}\?token=[\w-]{{32}}", address)
+        found = re.fullmatch(rf"http://127\.0\.0\.1:(\d+)/runs/{DONE}\?token=[\w-]{{32}}", address)
         assert found, address + process.stderr.read() if process.stderr else address
         with socket.create_connection(("127.0.0.1", int(found[1]))) as stream:
             stream.sendall(f"GET /live{address[address.index('?') :]}&run={DONE} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
