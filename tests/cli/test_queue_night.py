@@ -63,17 +63,18 @@ def test_five_jobs_and_a_runner_that_is_killed(desk: Desk) -> None:
     runner = desk.spawn("queue", "run", HOMELAB_SUPERVISE="here")
     wait_until(lambda: folder_of(desk, 4) == "running" and bool(run_of(desk, 4)), 300.0)
     long = run_of(desk, 4)
-    wait_until(lambda: desk.json("status", long)["state"] == "running", 100.0)
+    wait_until(lambda: desk.json("status", long, code=None).get("state") == "running", 100.0)  # its folder comes before its run.json
     runner.kill()  # while one trains
     runner.communicate()
     assert desk.json("status", long)["state"] == "running" and desk.json("queue")["runner"] is False
     runner = desk.spawn("queue", "run", HOMELAB_SUPERVISE="here")
     out, _ = runner.communicate(timeout=300)
-    assert runner.returncode == 1 and "3 done, 2 failed" in out, out
+    assert runner.returncode == 0 and "2 done, 0 failed" in out, out  # what this runner has seen the end of; the list has all
 
     jobs = {one["number"]: one for one in desk.json("queue")["jobs"]}
     assert {number: one["state"] for number, one in jobs.items()} == {1: "done", 2: "failed", 3: "failed", 4: "done", 5: "done"}
-    assert "lacks" in jobs[2]["because"] or "fit" in jobs[2]["because"], jobs[2]
+    # Its 64 GB of weights have no room in the memory of the lab's nodes, and on some machines none on the disk, which is looked at first.
+    assert any(words in jobs[2]["because"] for words in ("lacks", "fit", "this recipe needs")), jobs[2]["because"]
     assert "the data has no column text" in jobs[3]["because"], jobs[3]
     started = Counter(Path(json.loads(file.read_text())["recipe_file"]).stem for file in (desk.folder / "runs").glob("*/run.json"))
     assert started == {"first": 1, "bad": 1, "long": 1, "last": 1}
