@@ -57,7 +57,7 @@ def command(
         runs_dir,
         registry.skipped(only=[], skip=skip),
         common.supervise_where(supervise, no_supervise),
-        from_scratch,
+        "always" if from_scratch else "never",
         strategy,
     )
     with Fleet(common.load_cluster(cluster)) as fleet:

@@ -35,6 +35,7 @@ from homelab.controller.run import claims, run_folder, supervisor_lock
 from homelab.controller.run.adoption import AdoptedProgram
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.state import FINISHED
+from homelab.shared.protocol import layout
 
 _WAITED_FOR = (TakenError, UnreachableError, BusyError)
 _OF_A_MACHINE = restart_policy.OF_ONE_NODE | {rule.id for rule in endings.OF_A_NODE}
@@ -106,8 +107,9 @@ class JobWork:
         cluster = load.load_cluster(self.cluster_file)
         names = job.needs(tuple(node.name for node in cluster.nodes))
         skip = registry.skipped(only=[], skip=list(job.skip))
+        # It was stopped before its first checkpoint, perhaps; what was saved is never thrown away.
         request = RecoverRequest(
-            job.run, names, self.cluster_file, self.runs_dir, skip, self.where, from_scratch=True, age_s=claims.since(time.monotonic())
+            job.run, names, self.cluster_file, self.runs_dir, skip, self.where, "if-nothing-was-saved", age_s=claims.since(time.monotonic())
         )
         with Fleet(for_recipe(cluster, self._recipe(job))) as fleet:
             try:
@@ -117,6 +119,8 @@ class JobWork:
 
     def look(self, job: QueuedJob) -> SeenRun | None:
         """How its run is; None if nothing of it was ever sent to a node."""
+        if not layout.is_usable(job.run):  # of a file that somebody has edited: "" would be the folder of all runs
+            return None
         paths = RunPaths(self.runs_dir / job.run)
         if not self.was_sent(job):
             shutil.rmtree(paths.root, ignore_errors=True)

@@ -36,7 +36,7 @@ class RecoverRequest:
     runs_dir: Path
     skip: Collection[str]
     supervise: Where
-    from_scratch: bool = False
+    from_scratch: halt.Scratch = "never"
     strategy: str | None = None
     age_s: Callable[[], float] = process_owner.age_s
 
@@ -95,7 +95,7 @@ def recover_run(fleet: Fleet, request: RecoverRequest, view: RecoverView) -> Run
             adoption.accept(paths)
         say = progress.enter_context(view.progress())
         run = claims.ClaimedRun(fleet, claim, paths, say)
-        halted = halt.halt(run, examination, nodes=request.nodes, from_scratch="always" if request.from_scratch else "never")
+        halted = halt.halt(run, examination, nodes=request.nodes, from_scratch=request.from_scratch)
 
         def leave(plan: Plan) -> None:
             # `exclusive` ends first: the supervisor holds the same lock, and claims the run when it fails.

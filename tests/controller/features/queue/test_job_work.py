@@ -9,10 +9,12 @@ import pytest
 
 from homelab.controller.base.errors import InputError, UnreachableError
 from homelab.controller.config import load
+from homelab.controller.features.queue import job_work
 from homelab.controller.features.queue.job_work import JobWork, NotYetError, digests
 from homelab.controller.features.queue.queue_folder import QueueFolder
 from homelab.controller.features.queue.queue_run import QueueRun
 from homelab.controller.features.queue.queued_job import QueuedJob
+from homelab.controller.features.recover.recover_run import RecoverRequest
 from homelab.controller.run import store
 from homelab.controller.run.paths import RunPaths
 from tests.controller.features.queue.practice_nodes import filled
@@ -76,6 +78,23 @@ def test_a_run_of_which_nothing_was_sent_is_none(tmp_path: Path, work: JobWork) 
     assert not work.was_sent(job) and work.look(job) is None and not paths.root.exists()
     store.set_state(paths, "shipping", 1)
     assert work.was_sent(job) and not work.was_sent(added(tmp_path))
+
+
+@pytest.mark.parametrize("run", ["", ".", "..", "../runs", "a/b"])
+def test_a_job_whose_run_has_no_name_costs_no_other_run(tmp_path: Path, work: JobWork, run: str) -> None:
+    """Of nothing that was sent, the folder is removed: of an empty name it was that of all runs."""
+    paths = RunPaths(tmp_path / "runs" / "2026-11-26-2300-other")
+    store.write_json(paths.run_json, {})
+    assert work.look(added(tmp_path, state="running", run=run)) is None
+    assert paths.run_json.is_file()
+
+
+def test_a_job_goes_on_from_what_was_saved(tmp_path: Path, fleet: FakeFleet, work: JobWork, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It began again at step 0 each night: everything that the night before had trained was lost."""
+    asked: list[RecoverRequest] = []
+    monkeypatch.setattr(job_work, "recover_run", lambda fleet, request, view: asked.append(request))
+    work.resume(added(tmp_path, run="2026-11-26-2300-law"))
+    assert [request.from_scratch for request in asked] == ["if-nothing-was-saved"]
 
 
 def test_the_runner_waits_for_nodes_that_are_off_and_says_so_once(tmp_path: Path, fleet: FakeFleet) -> None:
