@@ -23,7 +23,7 @@ def command(
     run: common.RunArgument = None,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     nodes: common.NodesOption = "",
-    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="If no checkpoint is left, start again at step 0.")] = False,
+    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Start again at step 0, also if there are checkpoints.")] = False,
     strategy: Annotated[
         str | None,
         typer.Option(
