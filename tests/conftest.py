@@ -14,7 +14,7 @@ import pytest
 import pytest_timeout
 import typer
 
-from tests import costs, lanes, selection
+from tests import costs, lanes, selection, small_model
 
 LEAST_S = 120.0  # any test; the first of a file often brings a lab up in this time, too
 LAST_S = 300.0
@@ -39,6 +39,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     lanes.configure(config)
+    if config.option.lanes and config.option.select != "fast" and os.environ.get("HOMELAB_MODEL"):
+        config.pluginmanager.register(small_model.SmallModel())
     config.pluginmanager.register(costs.Costs(COSTS))
     if config.option.select:
         config.stash[CHOSEN] = selection.selected(config.option.select)

@@ -1,7 +1,8 @@
 """`--lanes N`: the tests are collected once, and N forked processes run them, a file at a time.
 
 With a process for each lane that collects by itself, every one of them would import torch and read all tests: half a minute of work.
-A file stays together, because its tests share a lab. The files are taken in the order of their collection.
+A file stays together, because its tests share a lab. The files are taken in the order of their collection. A test marked `shares_nothing`
+is handed out alone: else the longest file decides how long the whole takes.
 """
 
 from __future__ import annotations
@@ -61,7 +62,12 @@ class Lanes:
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         if session.testsfailed or self.config.option.collectonly or not session.items:
             return None
-        self.files = deque(list(items) for _, items in itertools.groupby(session.items, key=lambda item: item.path))
+        self.files = deque(
+            list(items)
+            for _, items in itertools.groupby(
+                session.items, key=lambda item: item.nodeid if item.get_closest_marker("shares_nothing") else item.path
+            )
+        )
         cast(Any, self.config)._tmp_path_factory.getbasetemp()
         gc.collect()
         gc.freeze()  # a lane's collector would write to every page that it shares with the others

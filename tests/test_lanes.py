@@ -71,6 +71,27 @@ def test_every_test_runs_once_and_its_words_come_back(tmp_path: Path) -> None:
     assert set((tmp_path / "down").read_text().split()) == {(tmp_path / "a").read_text().split()[0], after}
 
 
+def test_what_shares_nothing_may_run_beside_its_own_file(tmp_path: Path) -> None:
+    """Each of the two waits for the other: in one lane the first would wait in vain."""
+    meet = """
+@pytest.mark.{mark}
+@pytest.mark.parametrize("own, other", [("1", "2"), ("2", "1")])
+def test_meets(own, other):
+    say(own, "here")
+    end = time.monotonic() + {wait_s}
+    while not (here / other).exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+"""
+    for mark, wait_s, says in (("shares_nothing", 30, "2 passed"), ("together", 0.5, "1 failed, 1 passed")):
+        folder = tmp_path / mark
+        folder.mkdir()
+        write(folder, {"test_a.py": meet.format(mark=mark, wait_s=wait_s)})
+        line, environment = command(folder, "--lanes", "2")
+        done = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=60)
+        assert says in done.stdout, done.stdout + done.stderr
+
+
 def test_the_first_failure_can_end_it(tmp_path: Path) -> None:
     write(tmp_path, {"test_a.py": FILES["test_a.py"], "test_d.py": "def test_never(): say('never', 'it ran')"})
     line, environment = command(tmp_path, "--lanes", "1", "-x")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,12 @@ def test_every_command_is_named() -> None:
     for command in app.registered_commands:
         assert re.search(rf"\bhomelab {command.name}\b", pages), f"no page of homelab/docs names: homelab {command.name}"
     assert "homelab bench SUITE.toml" in pages and "homelab bench card" in pages and "homelab lab up" in pages
+
+
+def test_every_extra_of_the_controller_is_named() -> None:
+    extras = tomllib.loads((HOUSE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    table = GUIDE["install"].partition("Some commands need an extra")[2].partition("\n\n## ")[0]
+    assert set(extras) - {"worker", "unsloth", "dev"} == set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
 
 
 def test_what_is_sent_to_the_project_has_a_page() -> None:

@@ -13,10 +13,10 @@ pytestmark = pytest.mark.timeout(30)
 
 REPOSITORY = Path(__file__).parent.parent
 # Instead of a Python with packages, and of what would install some.
-NOTHING = "#!/bin/sh\necho nothing done\n"
+NOTHING = '#!/bin/sh\necho "$@" >>"$ASKED"\necho nothing done\n'
 
 
-@pytest.mark.parametrize(("arguments", "said"), [((), True), (("--within",), False)])
+@pytest.mark.parametrize(("arguments", "said"), [((), True), (("--within",), False), (("--for-tests",), False)])
 def test_it_ends_with_the_next_command(tmp_path: Path, arguments: tuple[str, ...], said: bool) -> None:
     for name in ("constraints.txt", "pyproject.toml", "scripts/setup"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -25,7 +25,8 @@ def test_it_ends_with_the_next_command(tmp_path: Path, arguments: tuple[str, ...
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(NOTHING)
         (tmp_path / name).chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    asked = tmp_path / "asked"
+    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", "ASKED": str(asked)}
     done = subprocess.run(
         [tmp_path / "scripts" / "setup", *arguments],
         env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
@@ -37,3 +38,4 @@ def test_it_ends_with_the_next_command(tmp_path: Path, arguments: tuple[str, ...
         assert (REPOSITORY / "scripts" / "demo").exists()
     else:
         assert not any("Next:" in line for line in lines)
+    assert (" homelab.lab.model " in asked.read_text()) == (arguments != ("--for-tests",))

@@ -6,6 +6,7 @@ up to a hundred times as long (302 s in the place of 2, measured with one of hyp
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import resource
 import sys
@@ -50,6 +51,7 @@ def apart(part: Callable[[], Result]) -> Apart[Result]:
 
 def _child(part: Callable[[], Any], pipe: Any) -> None:
     sys.addaudithook(_watch)
+    gc.freeze()  # what the tests before it have left to the collector would be freed here, and hide as much of the part's own memory
     began_mb = psutil.Process().memory_info().rss // 10**6
     try:
         result = part()

@@ -328,6 +328,7 @@ def test_every_command_hears_lies_or_has_a_reason() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.shares_nothing
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_each_key_of_each_answer_lies_in_every_way(
     lying: LyingNode, tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]

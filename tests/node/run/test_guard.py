@@ -79,21 +79,23 @@ def test_the_word_of_a_follower_counts_and_a_damaged_file_does_not(tmp_path: Pat
 
 
 PROGRAM = """
-import json, os, sys, time
+import itertools, json, os, sys, time
 home = os.path.join(os.environ["HOMELAB_RUN_DIR"], "attempts", "1", "ranks", "0")
 os.makedirs(home, exist_ok=True)
-for step in range(1, 6):
+still = os.path.join(os.environ["HOMELAB_RUN_DIR"], "still")
+for step in itertools.count(1):
     with open(os.path.join(home, "beat"), "w") as stream:
         json.dump({"time": time.time(), "pid": os.getpid(), "phase": "training", "step": step}, stream)
     os.replace(os.path.join(home, "beat"), os.path.join(home, "heartbeat.json"))
     time.sleep(0.3)
-time.sleep(600)
+    if step >= 5 and os.path.exists(still):
+        time.sleep(600)
 """
 
 
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A rank that does a few steps and then waits for ever; its watcher counts a second as a minute."""
+    """A rank that does steps until the test writes `still`, and then waits for ever; its watcher counts a second as a minute."""
     folder = Path(paths.run_dir(str(tmp_path), RUN))
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(
@@ -112,6 +114,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_a_node_that_lost_everybody_ends_its_ranks_and_says_why(started: Path) -> None:
     pid = json.loads((started / "agent.json").read_text())["torchrun_pid"]
+    (started.parents[3] / "still").touch()
     wait_until(lambda: (started / "exit.json").exists(), 30)
     ended = json.loads((started / "exit.json").read_text())
     assert "the other nodes are lost" in ended["alone"] and not ended["stopped"]
@@ -129,6 +132,15 @@ def test_a_node_that_is_followed_waits(started: Path, tmp_path: Path) -> None:
     )
     assert follower.stdin is not None
     try:
+
+        def is_heard() -> bool:
+            assert follower.stdin is not None
+            follower.stdin.write(b"\n")
+            follower.stdin.flush()
+            return status_stream.last_heard_s(str(started)) > 0
+
+        wait_until(is_heard, 30)
+        (started.parents[3] / "still").touch()
         deadline = time.monotonic() + 6.0
         while time.monotonic() < deadline:
             follower.stdin.write(b"\n")
