@@ -55,13 +55,16 @@ def _rule(entry: dict[str, Any]) -> Rule:
     patterns = values.pop("patterns", [])
     if wrong := [key for key in ("id", "title", "hint") if not isinstance(values[key], str)]:
         raise TypeError(f"{wrong[0]} is no text")
-    for pattern in patterns:
+    if patterns:  # compiled as one: each by itself, too, would be 0.03 s of every command
         try:
-            re.compile(pattern, flags)
-        except re.error as error:
-            raise TypeError(f"{pattern!r} is no regular expression: {error}") from error
-    if patterns:
-        values["pattern"] = re.compile("|".join(patterns), flags)
+            values["pattern"] = re.compile("|".join(patterns), flags)
+        except re.error as whole:
+            for pattern in patterns:
+                try:
+                    re.compile(pattern, flags)
+                except re.error as error:
+                    raise TypeError(f"{pattern!r} is no regular expression: {error}") from error
+            raise TypeError(f"its patterns together are no regular expression: {whole}") from whole
     return Rule(**values)
 
 

@@ -54,6 +54,13 @@ def test_a_broken_file_is_named_with_its_line(monkeypatch: pytest.MonkeyPatch, n
     assert raised.value.where.endswith(f"homelab/controller/diagnose/{name}")
 
 
+@pytest.mark.parametrize("file", [file for file in FILES if file.parent.name == "rules"], ids=lambda file: file.stem)
+def test_each_pattern_is_a_regular_expression_by_itself(file: Path) -> None:
+    """A command compiles the patterns of a rule as one: "(a" and "b)" would pass."""
+    patterns = [pattern for rule in tomllib.loads(file.read_text())["rules"] for pattern in rule.get("patterns", ())]
+    assert len(patterns) > 10 and all(re.compile(pattern) for pattern in patterns)
+
+
 def test_a_supervisor_on_a_node_has_the_text_files() -> None:
     with tarfile.open(fileobj=io.BytesIO(ship.package()[1])) as archive:
         names = set(archive.getnames())
