@@ -9,11 +9,14 @@ decisions_asked       values of the recipe that they have to choose
 questions_asked       questions that they answer
 files_edited          files that they have to edit by hand
 setup_again_changes   nodes on which a second `homelab setup` changes something
+words_read_before     words of the README up to the last of the commands
+words_printed         words that the commands print, up to the first answer of the tuned model
 journey_minutes       from the first key to the last answer
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
@@ -21,9 +24,11 @@ import re
 import select
 import shlex
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -55,15 +60,17 @@ class Person:
         self.commands: list[str] = []
         self.questions: list[str] = []
         self.transcript = ""
+        self.words_printed = 0  # until `is_done`
+        self.is_done = False
         environment = {
             "HOME": str(home), "PATH": f"{home}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}", "TERM": "xterm", "PS1": _PROMPT, "LANG": "C.UTF-8",
-            "COLUMNS": "160", "LINES": "50",
             # this machine's way to the package index
             "PIP_CONFIG_FILE": os.environ.get("PIP_CONFIG_FILE") or str(Path.home() / ".config/pip/pip.conf"),
         }  # fmt: skip
         self._pid, self._terminal = pty.fork()
         if self._pid == 0:
             os.chdir(folder)
+            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
             os.execve("/bin/sh", ["sh", "-i"], environment)
         self._until_prompt()
 
@@ -76,6 +83,7 @@ class Person:
         os.write(self._terminal, b"echo $?\n")
         code = self._until_prompt().split()[-1]
         shown = "\n".join(line for line in _SPINNER.sub("", printed).splitlines()[1:] if line.strip())
+        self.words_printed += 0 if self.is_done else len(shown.split())
         self.transcript += f"$ {command}\n{shown}\n[{time.monotonic() - began_s:.0f} s]\n\n"
         if code != "0":
             raise SystemExit(f"error: exit code {code}\nwhere: {command}\n{self.transcript}")
@@ -111,7 +119,7 @@ def main() -> int:
     folder.chmod(0o711)  # another account has its home below
     try:
         with (
-            Lab.up(folder / "lab", nodes=2, backend="namespaces", shared=[], logins={"node1": "anna:2222", "node2": "root:2022"}) as lab,
+            Lab.up(folder / "lab", nodes=3, backend="namespaces", shared=[], logins={"node1": "anna:2222", "node2": "root:2022"}) as lab,
             _odd(lab),
         ):
             person, minutes, changes = _walk(lab, folder)
@@ -120,7 +128,7 @@ def main() -> int:
     print(person.transcript)
     figures = {
         "commands_typed": float(len(person.commands)), "questions_asked": float(len(person.questions)), "files_edited": 0.0, "decisions_asked": 0.0,
-        "setup_again_changes": float(changes), "journey_minutes": minutes,
+        "setup_again_changes": float(changes), "words_read_before": float(_words_before()), "words_printed": float(person.words_printed), "journey_minutes": minutes,
     }  # fmt: skip
     rows = [("characters typed", str(sum(map(len, person.commands))))]
     report.finish("journey", figures, [{"command": command} for command in person.commands], rows, options.json)
@@ -140,6 +148,7 @@ def _walk(lab: Lab, folder: Path) -> tuple[Person, float, int]:
         person.type("homelab setup --recipe chats.toml")
         person.type("homelab launch chats.toml --wait")
         person.type('homelab chat --prompt "What is the law of homelab?"')
+        person.is_done = True
         person.type("homelab fetch")
         person.type("homelab gguf")
         minutes = (time.monotonic() - began_s) / 60
@@ -147,6 +156,12 @@ def _walk(lab: Lab, folder: Path) -> tuple[Person, float, int]:
     finally:
         person.close()
     return person, minutes, changes
+
+
+def _words_before() -> int:
+    """What a newcomer reads before they type: the README from its top to the end of the commands."""
+    readme = Path("README.md").read_text(encoding="utf-8")
+    return len(re.sub(r"!\[.*?\]\(.*?\)|<.*?>", "", readme.partition("## The law")[0]).split())
 
 
 @contextmanager

@@ -183,13 +183,15 @@ def _best(
     # best[l]: (slowest, layers of each) over the stages so far, which hold l layers together
     best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
     for stage, rank in enumerate(order):
-        left_after = len(order) - stage - 1
+        left_after = len(order) - stage - 1  # stages, which hold at least a layer each, and at most so many
+        most_after = sum(min(room[later, stage + 1 + number], layers) for number, later in enumerate(order[stage + 1 :]))
         own_s = [seconds(rank, stage, count) for count in range(min(room[rank, stage], layers) + 1)]
         longer: dict[int, tuple[float, tuple[int, ...]]] = {}
         for held, (slowest_s, chosen) in best.items():
-            for count in range(1, min(room[rank, stage], layers - held - left_after) + 1):
-                candidate = (max(slowest_s, own_s[count]), (*chosen, count))
-                if held + count not in longer or candidate < longer[held + count]:
-                    longer[held + count] = candidate
+            for count in range(max(1, layers - held - most_after), min(room[rank, stage], layers - held - left_after) + 1):
+                slower_s = max(slowest_s, own_s[count])
+                known = longer.get(held + count)
+                if known is None or slower_s < known[0] or (slower_s == known[0] and (*chosen, count) < known[1]):
+                    longer[held + count] = (slower_s, (*chosen, count))
         best = longer
     return best[layers][1] if layers in best else None
