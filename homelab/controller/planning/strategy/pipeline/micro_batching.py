@@ -70,9 +70,14 @@ class MicroBatching:
         slowdown = estimate.slowdown("pipeline", self.stages)
         return [estimate.speeds[slot.node.name][slot.local_rank].slower(slowdown) for slot in self.slots]
 
+    @cached_property
+    def _passes_s(self) -> list[list[float]]:
+        """What each micro-batch takes of the whole model, of each rank: asked for with every count of layers."""
+        return [[speed.pass_s(tokens) for tokens in self.passes] for speed in self.speeds]
+
     def seconds(self, rank: int, stage: int, layers: int) -> float:
         """What so many layers take of a step on this rank, as this stage."""
-        return self.costs.work(layers, is_last=self._is_last(stage)) * sum(self._pass_s(rank, tokens) for tokens in self.passes)
+        return self.costs.work(layers, is_last=self._is_last(stage)) * sum(self._passes_s[rank])
 
     def items(self, rank: int, stage: int, layers: int, in_flight: int) -> tuple[MemoryItem, ...]:
         """What the rank holds with so many layers, as this stage."""
@@ -109,7 +114,7 @@ class MicroBatching:
         """The passes and messages of every stage."""
         times = []
         for stage, (rank, count) in enumerate(zip(order, layers, strict=True)):
-            whole = [self._pass_s(rank, tokens) for tokens in self.passes]
+            whole = self._passes_s[rank]
             forward, backward = (part(count, is_last=self._is_last(stage)) for part in (self.costs.forward, self.costs.backward))
             messages = [0.0 if self._is_last(stage) else self._message_s(rank, order[stage + 1], tokens) for tokens in self.passes]
             times.append(StageTimes([forward * one for one in whole], [backward * one for one in whole], messages, in_flight[stage]))
@@ -117,9 +122,6 @@ class MicroBatching:
 
     def _is_last(self, stage: int) -> bool:
         return stage == self.stages - 1
-
-    def _pass_s(self, rank: int, tokens: int) -> float:
-        return self.speeds[rank].pass_s(tokens)
 
     def _message_s(self, rank: int, other: int, tokens: int) -> float:
         names = {self.slots[rank].node.name, self.slots[other].node.name}
