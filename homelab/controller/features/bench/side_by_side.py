@@ -1,4 +1,4 @@
-"""Runs side by side: how fast each was, and whether they are one training. Pure."""
+"""Runs side by side: how fast each was, whether they are one training, and which has learned most. Pure."""
 
 from __future__ import annotations
 
@@ -10,21 +10,37 @@ from rich.table import Table
 from homelab.controller.base.models import Value
 from homelab.controller.base.units import gibibytes
 from homelab.controller.config.cluster import EnergyPrice
-from homelab.controller.config.recipe import Recipe
+from homelab.controller.dashboard.snapshot_builder import eval_losses
 from homelab.controller.features.bench.measurement import Measurement, joules_of, measure
 from homelab.controller.features.report.energy_price import JOULES_PER_KWH
 from homelab.controller.features.report.report_builder import Sources, counted
 from homelab.controller.planning.types import Plan
 
-_HEADINGS = ("run", "nodes", "strategy", "tokens/s", "speed-up", "efficiency", "step", "wire", "memory", "loss", "per 1M tokens")
+_HEADINGS = (
+    "run",
+    "nodes",
+    "strategy",
+    "tokens/s",
+    "speed-up",
+    "efficiency",
+    "step",
+    "wire",
+    "memory",
+    "loss",
+    "held-out loss",
+    "per 1M tokens",
+)
 _MOST_SHOWN, _GAP = 4, 2
+# What decides which rows are held out, and what a loss on them means: the seed draws them, and a longer row is cut.
+_OF_HELD_OUT_ROWS = ("model.", "data.", "train.seed", "train.seq_len")
 # The order of a sum over ranks changes its last digits, and a training makes more of them (measured: 2e-6 in fp32 after 30 steps, 3e-3 in bf16 after 10).
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
 
 
 class Side(Value):
-    """One run. `losses`: step -> loss over the global batch. `measured`: of its last attempt after the warm-up; None where steps are missing.
+    """One run. `losses`: step -> loss over the global batch. `held_out`: step -> loss on the rows that are never trained on.
 
+    `measured`: of its last attempt after the warm-up; None where steps are missing.
     `alone_tokens_per_s`: the sum of what its ranks do alone, where that was measured. `kwh_per_million_tokens`: of the cards, None where one does
     not tell.
     """
@@ -40,6 +56,12 @@ class Side(Value):
     alone_tokens_per_s: float | None
     kwh_per_million_tokens: float | None
     losses: dict[int, float]
+    held_out: dict[int, float] = {}
+
+    @property
+    def best_step(self) -> int | None:
+        """The step with the lowest held-out loss; None where nothing is held out."""
+        return min(self.held_out, key=lambda step: (self.held_out[step], step), default=None)
 
 
 class RunComparison(Value):
@@ -66,11 +88,12 @@ def side_of(sources: Sources, warmup: int) -> Side:
     tokens = sum(line.tokens or 0 for line in trained)
     whole_j = joules_of(sources.energy)
     return Side(
-        run=sources.run, state=sources.state, recipe_hash=sources.about.recipe_hash, settings=_settings(sources.recipe), strategy=plan.strategy if plan else "",
+        run=sources.run, state=sources.state, recipe_hash=sources.about.recipe_hash, settings=_settings(sources), strategy=plan.strategy if plan else "",
         nodes=tuple(node.name for node in plan.nodes) if plan else (), precision=plan.precision if plan else "",
         measured=measure(lines, plan.world_size, plan.resume_step + warmup) if plan else None, alone_tokens_per_s=_alone(plan),
         kwh_per_million_tokens=whole_j / JOULES_PER_KWH / (tokens / 1e6) if whole_j is not None and tokens else None,
         losses={line.step: line.loss for line in trained if line.rank == 0 and line.step is not None and line.loss is not None},
+        held_out={point.step: point.loss for point in eval_losses(lines)},
     )  # fmt: skip
 
 
@@ -104,11 +127,12 @@ def _alone(plan: Plan | None) -> float | None:
     return sum(rank.alone_tokens_per_s for rank in plan.time.ranks)
 
 
-def _settings(recipe: Recipe | None) -> dict[str, str]:
-    """What decides the training, as `section.key` -> words."""
-    if recipe is None:
+def _settings(sources: Sources) -> dict[str, str]:
+    """What decides the training, as `section.key` -> words, and what its data files hold."""
+    if sources.recipe is None:
         return {}
-    return dict(_flat(recipe.model_dump(mode="json", include={"model", "data", "method", "train", "script"})))
+    content = {f"data.{role} (content)": entry.sha256[:12] for role, entry in (sources.about.data or {}).items() if entry and entry.sha256}
+    return {**dict(_flat(sources.recipe.model_dump(mode="json", include={"model", "data", "method", "train", "script"}))), **content}
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
@@ -138,8 +162,23 @@ def tables(compared: Sequence[RunComparison], price: EnergyPrice, width: int) ->
 
 
 def sentences(compared: Sequence[RunComparison]) -> list[str]:
-    """What each run is to the first one."""
-    return [_sentence(one, compared[0].side.run) for one in compared[1:]]
+    """Which run has learned most, where several were judged by the same rows; then what each run is to the first one."""
+    return [*_best([one.side for one in compared]), *(_sentence(one, compared[0].side.run) for one in compared[1:])]
+
+
+def _best(sides: Sequence[Side]) -> Iterator[str]:
+    """The lowest held-out loss. The same rows of the same model: else their losses say nothing about each other."""
+    judged = sorted((side.held_out[step], side.run, side) for side in sides if (step := side.best_step) is not None)
+    if len(judged) < 2:
+        return
+    rows = [{key: value for key, value in side.settings.items() if key.startswith(_OF_HELD_OUT_ROWS)} for _, _, side in judged]
+    if any(one != rows[0] for one in rows):
+        yield "Their held-out losses cannot be compared, because the model or the held-out rows are others"
+        return
+    (loss, run, side), (next_loss, next_run, _) = judged[:2]
+    own = [key for key in sorted(side.settings) if any(side.settings.get(key) != other.settings.get(key) for _, _, other in judged)]
+    settings = f" with {', '.join(f'{key} = {side.settings[key]}' for key in own[:_MOST_SHOWN])}" if own else ""
+    yield f"{run} has learned most{settings}: its held-out loss is {loss:.4f} in step {side.best_step}; {next_run} follows with {next_loss:.4f}, {next_loss / loss - 1:+.1%}"
 
 
 def _row(one: RunComparison, price: EnergyPrice) -> tuple[str, ...]:
@@ -149,7 +188,16 @@ def _row(one: RunComparison, price: EnergyPrice) -> tuple[str, ...]:
         f"{measured.tokens_per_s:.0f}", "" if one.speed_up is None else f"{one.speed_up:.2f}x", "" if one.efficiency is None else f"{one.efficiency:.0%}",
         f"{measured.step_s:.3g} s", f"{measured.wire:.0%}", f"{gibibytes(max(measured.memory_bytes.values(), default=0)):.2f} GiB",
     )  # fmt: skip
-    return (one.side.run, ", ".join(one.side.nodes), one.side.strategy, *figures, "" if last is None else f"{last:.4f}", _cost(one, price))
+    held_out = "" if one.side.best_step is None else f"{one.side.held_out[one.side.best_step]:.4f}"
+    return (
+        one.side.run,
+        ", ".join(one.side.nodes),
+        one.side.strategy,
+        *figures,
+        "" if last is None else f"{last:.4f}",
+        held_out,
+        _cost(one, price),
+    )
 
 
 def _cost(one: RunComparison, price: EnergyPrice) -> str:

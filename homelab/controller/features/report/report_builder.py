@@ -31,6 +31,12 @@ from homelab.shared.protocol.run_messages import CardJoules
 _MOST_SAID = 4000  # characters of an answer
 
 
+class DataAbout(WireModel):
+    """A data file of run.json: what its content is."""
+
+    sha256: LineOrEmpty = ""
+
+
 class RunAbout(WireModel):
     """run.json, as far as it can be read; a person may have spoilt any of it."""
 
@@ -40,6 +46,7 @@ class RunAbout(WireModel):
     recipe_hash: LineOrEmpty = ""
     created_at: MomentOrNone = None
     versions: Annotated[dict[str, dict[str, Any]] | None, WrapValidator(or_none)] = None
+    data: Annotated[dict[str, DataAbout | None] | None, WrapValidator(or_none)] = None
 
 
 class Asked(WireModel):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,3 +99,38 @@ def test_no_word_of_the_table_is_broken_and_no_run_is_lost(width: int) -> None:
     said = console.export_text()
     assert all(said.count(name) == 1 for name in names) and "efficiency" not in said, "nobody has measured what they do alone"
     assert {"tokens/s", "strategy", "speed-up"} <= set(said.split()) and max(map(len, said.splitlines())) <= width
+
+
+def test_of_runs_judged_by_the_same_rows_the_best_is_named_first_with_what_it_does_otherwise() -> None:
+    def judged(run: str, rate: str, held_out: Mapping[int, float], **others: str) -> Side:
+        return side(
+            run, recipe_hash=run * 16, settings={"train.learning_rate": rate, "data.train": "a.jsonl", **others}, held_out=dict(held_out)
+        )
+
+    slow, fast = judged("a", "1e-04", {10: 2.5, 20: 2.0}), judged("b", "1e-03", {10: 1.6, 20: 1.9})
+    said = side_by_side.sentences(side_by_side.compare([slow, fast, side("c")]))
+    assert (
+        said[0]
+        == "b has learned most with train.learning_rate = 1e-03: its held-out loss is 1.6000 in step 10; a follows with 2.0000, +25.0%"
+    )
+    assert "b is a different training from a" in said[1] and len(said) == 3
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(*side_by_side.tables(side_by_side.compare([slow, fast]), EnergyPrice(), console.width))
+    assert re.search(r"held-out loss +2.0000 +1.6000", console.export_text())
+    for other in ({"data.train": "b.jsonl"}, {"data.train (content)": "c"}, {"model.name": "x"}, {"train.seed": "1"}):
+        said = side_by_side.sentences(side_by_side.compare([slow, judged("b", "1e-03", {10: 1.6}, **other)]))
+        assert said[0].startswith("Their held-out losses cannot be compared")
+    alone = side_by_side.sentences(side_by_side.compare([slow, side("c")]))
+    assert len(alone) == 1 and "learned most" not in alone[0]
+
+
+def test_a_side_knows_what_its_data_holds_and_the_held_out_losses_that_were_not_undone() -> None:
+    known = sources("one", 1, 1.0)
+    lines = [
+        read(Metric, {"kind": "eval", "attempt": 1, "rank": 0, "step": step, "eval_loss": loss, "time": 9.0})
+        for step, loss in ((2, 3.0), (4, 2.5))
+    ]
+    about = RunAbout.model_validate({"recipe_hash": "b" * 16, "data": {"train": {"sha256": "e" * 64, "path": "/x"}, "eval": None}})
+    one = side_by_side.side_of(dataclasses.replace(known, metrics=[*known.metrics, *lines], about=about), warmup=1)
+    assert one.held_out == {2: 3.0, 4: 2.5} and one.best_step == 4 and one.settings["data.train (content)"] == "e" * 12
+    assert RunAbout.model_validate({"data": {"train": 3}}).data is None, "run.json may be spoilt"
