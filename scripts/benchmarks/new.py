@@ -1,0 +1,114 @@
+"""The recipe that `homelab new` writes, against nine by hand: three learning rates times three numbers of epochs, everything else as `new` has it.
+
+One practice node trains the real small model; all ten are jobs of `homelab queue`, and each is judged by the same held-out rows at its best step.
+
+loss_over_best_SET   held-out loss of the recipe of `homelab new` over that of the best by hand; 1.02 is two percent worse
+minutes_SET          of all ten
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+
+from homelab.lab import Lab
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+_RATES, _EPOCHS = ("2e-4", "7e-4", "2e-3"), ("2", "4", "8")
+_SETS = ("demo", "homelab-qa", "guide")
+_WORST = 1.02
+
+
+def main() -> int:
+    """Returns 0 where no recipe of `new` is more than two percent worse than the best by hand."""
+    options = _arguments()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that the lab is taken down
+    folder = Path(tempfile.mkdtemp(prefix="homelab-bench-"))
+    figures: dict[str, float] = {}
+    runs: list[dict[str, Any]] = []
+    try:
+        with Lab.up(folder / "lab", nodes=1, shared=[os.environ["HOMELAB_MODEL"]]) as lab:
+            environment = os.environ | {"HOMELAB_CLUSTER": str(lab.cluster_file), "PYTHONPATH": str(_REPOSITORY)}
+            for name in options.sets:
+                began_s = time.monotonic()
+                place = folder / name
+                place.mkdir()
+                _rows(name, place / f"{name}.jsonl")
+                found = _trained(name, place, environment | {"HOMELAB_RUNS": str(place / "runs")})
+                by_hand = min(one["held_out"] for one in found if not one["by_new"])
+                figures[f"loss_over_best_{name}"] = next(one["held_out"] for one in found if one["by_new"]) / by_hand
+                figures[f"minutes_{name}"] = (time.monotonic() - began_s) / 60
+                runs += found
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    rows = [
+        (f"{one['set']}, {one['settings']}", f"{one['held_out']:.4f}")
+        for one in sorted(runs, key=lambda one: (one["set"], one["held_out"]))
+    ]
+    report.finish("new", figures, runs, rows, options.json)
+    return 0 if all(value <= _WORST for name, value in figures.items() if name.startswith("loss_")) else 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write figures and raw measurements here")
+    parser.add_argument("--sets", nargs="+", choices=_SETS, default=list(_SETS))
+    return parser.parse_args()
+
+
+def _rows(name: str, file: Path) -> None:
+    """Questions and answers of the demo, of this project, or the sentences of its guide as plain texts."""
+    if name != "guide":
+        shutil.copyfile(_REPOSITORY / "recipes" / "data" / f"{name}.jsonl", file)
+        return
+    pages = sorted((_REPOSITORY / "homelab" / "docs").glob("*.md"))
+    paragraphs = [text for page in pages for text in re.split(r"\n\s*\n", page.read_text(encoding="utf-8")) if re.match(r"[A-Z`]", text)]
+    chosen = [" ".join(text.split()) for text in paragraphs if 100 <= len(text) <= 500]
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in chosen[:: max(1, len(chosen) // 80)]), encoding="utf-8")
+
+
+def _trained(name: str, place: Path, environment: dict[str, str]) -> list[dict[str, Any]]:
+    """(set, settings, held-out loss, whether it is the recipe of `new`) of ten trainings."""
+
+    def homelab(*words: str) -> str:
+        print(f". homelab {' '.join(words)}", file=sys.stderr, flush=True)
+        done = subprocess.run([sys.executable, "-m", "homelab", *words], cwd=place, env=environment, stdout=subprocess.PIPE, text=True)
+        if done.returncode:
+            raise SystemExit(f"error: exit code {done.returncode}\nwhere: homelab {' '.join(words)}\n{done.stdout[-3000:]}")
+        return done.stdout
+
+    homelab("new", f"{name}.jsonl", "--model", environment["HOMELAB_MODEL"])
+    print((place / f"{name}.toml").read_text(encoding="utf-8"), file=sys.stderr)
+    homelab("queue", "add", f"{name}.toml")
+    by_hand = ("--set", f"train.learning_rate={','.join(_RATES)}", "--set", f"train.epochs={','.join(_EPOCHS)}")
+    homelab("queue", "add", f"{name}.toml", *by_hand)
+    homelab("queue", "run")
+    done = sorted((place / "runs" / "queue" / "done").glob("*.json"))
+    jobs = [json.loads(file.read_text(encoding="utf-8")) for file in done]
+    if len(jobs) != 1 + len(_RATES) * len(_EPOCHS):
+        raise SystemExit(f"error: {len(jobs)} jobs are done\n{homelab('queue')}")
+    compared = json.loads(homelab("compare", *(job["run"] for job in jobs), "--json"))["runs"]
+    print("\n".join(homelab("compare", *(job["run"] for job in jobs)).splitlines()[:2]), file=sys.stderr)
+    return [
+        {
+            "set": name, "by_new": number == 0, "run": one["side"]["run"], "held_out": min(one["side"]["held_out"].values()),
+            "settings": " ".join(f"{key} {one['side']['settings'][f'train.{key}']}" for key in ("learning_rate", "epochs")) + (" (new)" if number == 0 else ""),
+        }
+        for number, one in enumerate(compared)
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())
