@@ -10,7 +10,6 @@ from rich.table import Table
 from homelab.controller.base.models import Value
 from homelab.controller.base.units import gibibytes
 from homelab.controller.config.cluster import EnergyPrice
-from homelab.controller.dashboard.snapshot_builder import eval_losses
 from homelab.controller.features.bench.measurement import Measurement, joules_of, measure
 from homelab.controller.features.report.energy_price import JOULES_PER_KWH
 from homelab.controller.features.report.report_builder import Sources, counted
@@ -93,7 +92,7 @@ def side_of(sources: Sources, warmup: int) -> Side:
         measured=measure(lines, plan.world_size, plan.resume_step + warmup) if plan else None, alone_tokens_per_s=_alone(plan),
         kwh_per_million_tokens=whole_j / JOULES_PER_KWH / (tokens / 1e6) if whole_j is not None and tokens else None,
         losses={line.step: line.loss for line in trained if line.rank == 0 and line.step is not None and line.loss is not None},
-        held_out={point.step: point.loss for point in eval_losses(lines)},
+        held_out={line.step: line.eval_loss for line in lines if line.kind == "eval" and line.eval_loss is not None},
     )  # fmt: skip
 
 
