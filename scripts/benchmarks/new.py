@@ -39,8 +39,14 @@ def main() -> int:
     figures: dict[str, float] = {}
     runs: list[dict[str, Any]] = []
     try:
-        with Lab.up(folder / "lab", nodes=1, shared=[os.environ["HOMELAB_MODEL"]]) as lab:
-            environment = os.environ | {"HOMELAB_CLUSTER": str(lab.cluster_file), "PYTHONPATH": str(_REPOSITORY)}
+        # Outside of a home: `new` writes ~ for one, and the node has another home.
+        model = Path(shutil.copytree(os.environ["HOMELAB_MODEL"], folder / "model"))
+        with Lab.up(folder / "lab", nodes=1, shared=[model]) as lab:
+            environment = os.environ | {
+                "HOMELAB_CLUSTER": str(lab.cluster_file),
+                "PYTHONPATH": str(_REPOSITORY),
+                "HOMELAB_MODEL": str(model),
+            }
             for name in options.sets:
                 began_s = time.monotonic()
                 place = folder / name
