@@ -131,10 +131,13 @@ def add(
         return 0
     numbers = f"{'job' if len(jobs) == 1 else 'jobs'} {listed(str(job.number) for job in jobs)}"
     terminal.echo(f"Added {numbers}.")
+    told: set[str] = set()
     for job, one in zip(jobs, (one for group in found for one in group), strict=True):
         terminal.echo(f"{job.number}  {Path(job.recipe).name}{f', {job.settings}' if job.settings else ''}: {one.answer}")
         for note in one.notes:
-            terminal.echo(f"   note: {note}")
+            if note not in told:  # all jobs of a sweep have the same
+                terminal.echo(f"   note: {note}")
+            told.add(note)
     word = "queue" if queue.has_runner() else "queue run"
     terminal.echo(f"Next: homelab {word}{common.same_options(cluster, runs_dir)}")
     return 0

@@ -11,6 +11,7 @@ import pytest
 
 from homelab.cli.main import run
 from homelab.controller.features.queue.queue_folder import QueueFolder
+from scripts.practice.desk import Desk
 
 pytestmark = pytest.mark.timeout(300)
 CARDS = '[[nodes.gpus]]\nmodel = "RTX 3090"\nvram_gb = 24\n'
@@ -171,3 +172,16 @@ def test_where_no_systemd_is_a_line_for_cron_is_shown(said: Said, monkeypatch: p
     monkeypatch.setattr("shutil.which", lambda name: None)
     out, _ = said("queue", "install")
     assert "Nothing was written" in out and "*/5 * * * * " in out and f"--runs-dir {Path('runs').resolve()}" in out
+
+
+@pytest.mark.namespaces
+def test_what_would_end_a_job_in_the_night_is_said_when_it_is_added(desk: Desk) -> None:
+    desk.write("night.toml", RECIPE.replace("Qwen/Qwen3-0.6B", "/models/nowhere"))
+    out = desk.homelab("queue", "add", "night.toml", "--set", "train.learning_rate=1e-4,2e-4", "--skip", "python").stdout
+    assert out.startswith("Added jobs 1 and 2.\n1  night.toml, train.learning_rate=1e-4: ")
+    assert out.count("note: as things are, it would not begin: /models/nowhere: there is no such folder") == 2, (
+        "of each node, once for both jobs"
+    )
+    assert f"(node node1, check model.there); to fix it: homelab setup --recipe {desk.folder}/night.toml sends it to the nodes" in out
+    skipped = desk.homelab("queue", "add", "night.toml", "--skip", "python", "--skip", "model").stdout
+    assert "it would not begin" not in skipped, skipped

@@ -8,6 +8,7 @@ from pathlib import Path
 from homelab.controller.attempt import base_model, data_files, hub_config, inputs, planner
 from homelab.controller.base.errors import InputError
 from homelab.controller.base.say import Say
+from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.config.recipe import Recipe
 from homelab.controller.features.preflight import data_sample, gather, memory_dry_run
@@ -23,12 +24,16 @@ from homelab.controller.remote.fanout import Fleet
 
 @dataclass(frozen=True)
 class PlanSources:
-    """`notes`: what a person should know of it. `blocked`: what of the recipe's files cannot be read here. `offline`: no node was asked."""
+    """`notes`: what a person should know of it. `blocked`: what of the recipe's files cannot be read here. `offline`: no node was asked.
+
+    `evidence`: the answers of the nodes; None where none was asked.
+    """
 
     inputs: PlanInputs
     notes: tuple[str, ...]
     blocked: InputError | None
     offline: bool
+    evidence: Evidence | None = None
 
     def judged(self, plan: Plan) -> Verdict:
         """The verdict on a plan that was made from this."""
@@ -58,7 +63,7 @@ def gather_for_plan(cluster: Cluster, training: Recipe, recipe: Path, *, offline
         _refuse_other_model(training)
         of_nodes, told = _with_hub(of_nodes, say)
         notes += told
-    return PlanSources(of_nodes, notes, blocked, False)
+    return PlanSources(of_nodes, notes, blocked, False, evidence)
 
 
 def _with_hub(of: PlanInputs, say: Say) -> tuple[PlanInputs, tuple[str, ...]]:

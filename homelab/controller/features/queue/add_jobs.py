@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from homelab.controller.attempt import planner
 from homelab.controller.base.errors import HomelabError, InputError, UnreachableError
-from homelab.controller.base.hint import for_recipe
+from homelab.controller.base.hint import Hint, for_recipe
 from homelab.controller.base.say import Say
+from homelab.controller.checks import registry
+from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config import load
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.config.interpreter import for_recipe as with_interpreter
@@ -112,7 +114,19 @@ def _judged(job: QueuedJob, training: Recipe, gathered: PlanSources, say: Say) -
     if judged.runs is False and judged.is_judged:
         raise HomelabError(said, where=f"{job.recipe}{f', {job.settings}' if job.settings else ''}", hint=judged.edit)
     expected_s = plan.time.hours * 3600 if plan.time is not None and plan.time.hours is not None else None
-    return PlannedJob(job.model_copy(update={"seconds": expected_s}), said, gathered.notes)
+    return PlannedJob(job.model_copy(update={"seconds": expected_s}), said, (*gathered.notes, *_would_end_it(job, gathered.evidence)))
+
+
+def _would_end_it(job: QueuedJob, evidence: Evidence | None) -> Iterator[str]:
+    """What the job's preflight would refuse it for, if things stay as they are: better said in the evening than found in the morning."""
+    if evidence is None:
+        return
+    for finding in registry.judge_all(evidence, job.skip):
+        # A machine that is off now is waited for, and what is busy now will be free.
+        if finding.level == "fail" and not finding.is_busy and finding.subject != "fit" and finding.node not in evidence.unreachable:
+            where = f"node {finding.node}, check {finding.check}" if finding.node else f"check {finding.check}"
+            hint = for_recipe(finding.hint, job.recipe)
+            yield Hint("as things are, it would not begin: {} ({}); to fix it: {}", finding.message, where, hint)
 
 
 def add(queue: QueueFolder, found: Sequence[Sequence[PlannedJob]]) -> tuple[QueuedJob, ...]:
