@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from homelab.cli.main import run
+from homelab.controller.base.say import Say
+from homelab.controller.config.cluster import Cluster
+from homelab.controller.config.recipe import Recipe, TrainRecipe
+from homelab.controller.features.preflight import plan_inputs
+from homelab.controller.features.preflight.plan_inputs import PlanSources
 from homelab.controller.features.queue.queue_folder import QueueFolder
+from homelab.controller.planning.inputs import PlanInputs
+from homelab.controller.planning.types import Plan
 from scripts.practice.desk import Desk
 
 pytestmark = pytest.mark.timeout(300)
@@ -172,6 +180,23 @@ def test_where_no_systemd_is_a_line_for_cron_is_shown(said: Said, monkeypatch: p
     monkeypatch.setattr("shutil.which", lambda name: None)
     out, _ = said("queue", "install")
     assert "Nothing was written" in out and "*/5 * * * * " in out and f"--runs-dir {Path('runs').resolve()}" in out
+
+
+def test_jobs_of_a_sweep_that_need_the_same_memory_are_tried_once(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    gather, tried = plan_inputs.gather_for_plan, list[int]()
+
+    def gathered(cluster: Cluster, training: Recipe, recipe: Path, *, offline: bool, say: Say) -> PlanSources:
+        return replace(gather(cluster, training, recipe, offline=True, say=say), offline=False)
+
+    def dry_run(plan: Plan, of: PlanInputs, say: Say) -> Plan:
+        assert isinstance(of.recipe, TrainRecipe)
+        tried.append(of.recipe.method.rank)
+        return plan
+
+    monkeypatch.setattr(plan_inputs, "gather_for_plan", gathered)
+    monkeypatch.setattr(plan_inputs, "tried", dry_run)
+    said("queue", "add", "law.toml", "--set", "train.learning_rate=1e-4,2e-4,4e-4", "--set", "method.rank=8,16")
+    assert sorted(tried) == [8, 16]
 
 
 @pytest.mark.namespaces

@@ -24,7 +24,10 @@ from homelab.controller.features.queue.queue_folder import QueueFolder
 from homelab.controller.features.queue.queued_job import QueuedJob
 from homelab.controller.features.queue.sweep import Setting
 from homelab.controller.planning.render import answer
+from homelab.controller.planning.types import RankPlan
 
+# Keys of [train] that decide nothing of the memory of a step.
+_WITHOUT_MEMORY = {"learning_rate", "epochs", "steps", "warmup_steps", "schedule", "seed"}
 OFFLINE = "no machine answers, so this is planned by cluster.toml; it is planned again when its turn comes"
 
 
@@ -58,6 +61,7 @@ def planned(request: AddRequest, cluster: Cluster, now: float, say: Say) -> list
     for recipe in request.recipes:
         text, _ = load.read_recipe(recipe)  # its own faults, before those of --set
         gathered: dict[str, PlanSources] = {}
+        dry_runs: dict[str, tuple[RankPlan, ...]] = {}
         jobs = []
         for settings in combinations:
             frozen = sweep.applied(text, settings)
@@ -72,7 +76,7 @@ def planned(request: AddRequest, cluster: Cluster, now: float, say: Say) -> list
                 looked_at = training.model_dump_json(include={"model", "data", "script", "parallel"})
                 if looked_at not in gathered:
                     gathered[looked_at] = _gathered(cluster, training, recipe, say)
-                jobs.append(_judged(job, training, gathered[looked_at], say))
+                jobs.append(_judged(job, training, gathered[looked_at], dry_runs, say))
             except HomelabError as error:
                 error.where, error.hint = load.in_file(error.where, recipe), for_recipe(error.hint, str(recipe))
                 raise
@@ -104,11 +108,15 @@ def _gathered(cluster: Cluster, training: Recipe, recipe: Path, say: Say) -> Pla
         return replace(of_file, notes=(OFFLINE, *of_file.notes))
 
 
-def _judged(job: QueuedJob, training: Recipe, gathered: PlanSources, say: Say) -> PlannedJob:
+def _judged(job: QueuedJob, training: Recipe, gathered: PlanSources, dry_runs: dict[str, tuple[RankPlan, ...]], say: Say) -> PlannedJob:
+    """`dry_runs`: what ranks need by the dry runs so far. One takes seconds, and the jobs of a sweep over rates need the same."""
     gathered = replace(gathered, inputs=replace(gathered.inputs, recipe=training))
     plan = planner.settled(gathered.inputs)[1]
     if not gathered.offline:
-        plan = plan_inputs.tried(plan, gathered.inputs, say)
+        needed = plan.model_dump_json(include={"ranks"}) + training.model_dump_json(exclude={"train": _WITHOUT_MEMORY})
+        if needed not in dry_runs:
+            dry_runs[needed] = plan_inputs.tried(plan, gathered.inputs, say).ranks
+        plan = plan.model_copy(update={"ranks": dry_runs[needed]})
     judged = gathered.judged(plan)
     said = answer.of(plan, judged)
     if judged.runs is False and judged.is_judged:
