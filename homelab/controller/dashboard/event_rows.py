@@ -11,9 +11,9 @@ from homelab.controller.run import events as run_events
 from homelab.shared.protocol.rank_messages import Metric
 
 
-def event_rows(events: Iterable[Mapping[str, Any]], lines: Sequence[Metric]) -> tuple[EventRow, ...]:
-    """What the controller wrote down, and the rows that the ranks moved among themselves; each in its own order, together by time."""
-    moved = [EventRow(time=line.time, text=line.message) for line in lines if line.kind == "shares"]
+def event_rows(events: Iterable[Mapping[str, Any]], moves: Sequence[Metric]) -> tuple[EventRow, ...]:
+    """What the controller wrote down, and the rows that the ranks moved among themselves (`moves`); each in its own order, together by time."""
+    moved = [EventRow(time=line.time, text=line.message) for line in moves]
     written = [event_row(event) for event in events]
     return tuple(row for _, row in heapq.merge(_rising(written), _rising(moved), key=lambda entry: entry[0]))
 

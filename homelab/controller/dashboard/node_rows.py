@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from homelab.controller.base.sanitize import plain_lines
 from homelab.controller.dashboard import step_rate
+from homelab.controller.dashboard.attempt_pace import RankCourse
 from homelab.controller.dashboard.snapshot import GpuRow, LeftOut, NodeRow, RankRow
 from homelab.controller.dashboard.step_rate import WINDOW_STEPS
 from homelab.controller.planning.types import Plan
@@ -73,17 +74,16 @@ def left_out(plan: Plan | None) -> tuple[LeftOut, ...]:
     return tuple(LeftOut(name=name, because=plan.left_out_because.get(name, "")) for name in names) if plan else ()
 
 
-def rank_rows(
-    replies: Mapping[str, Reply], plan: Plan | None, attempt: int, of_rank: Mapping[int, Sequence[Metric]]
-) -> tuple[RankRow, ...]:
-    """One row for each rank that answers or is planned; `of_rank` are its lines of metrics."""
+def rank_rows(replies: Mapping[str, Reply], plan: Plan | None, attempt: int, courses: Mapping[int, RankCourse]) -> tuple[RankRow, ...]:
+    """One row for each rank that answers or is planned; `courses`: rank -> what it has measured in this attempt."""
     answering = {number: (node, rank) for (node, number), rank in replies_of_ranks(replies, attempt).items()}
     planned = {rank.rank: rank for rank in plan.ranks} if plan else {}
-    wire = wire_seconds(of_rank)
+    wire = wire_seconds({number: course.lines for number, course in courses.items()})
     rows = []
     for number in sorted(set(answering) | set(planned)):
         node, reply = answering.get(number, (planned[number].node if number in planned else "", None))
-        rank_lines = of_rank.get(number, ())
+        course = courses.get(number) or RankCourse()
+        rank_lines = course.lines
         beat, line = reply.heartbeat if reply else None, rank_lines[-1] if rank_lines else None
         own = planned.get(number)
         # of the newest step the lines of others may be missing
@@ -105,7 +105,7 @@ def rank_rows(
                 wire_s=wire_s,
                 wait_s=wait_s,
                 heartbeat_age_s=age_s(replies[node], beat.time) if beat else None,
-                memory_bytes=max((entry.memory_bytes for entry in rank_lines if entry.memory_bytes), default=None),
+                memory_bytes=course.memory_bytes,
                 log_tail=log[-_LOG_LINES:],
             )
         )

@@ -1,6 +1,7 @@
 """metrics.jsonl on this machine: what all ranks have measured, each line once, though a supervisor and several `status` write it.
 
-What a later attempt has done again replaces what an earlier one did: of every step one line per rank is left.
+What a later attempt has done again replaces what an earlier one did: of every step one line per rank is left. A run may have millions of
+lines: they are in the file alone. Who wants to know something of them takes them one by one, as they come.
 """
 
 from __future__ import annotations
@@ -10,93 +11,121 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Protocol
 
-from homelab.controller.facts.reading import is_readable
+from pydantic import ValidationError
+
+from homelab.controller.base import secrets
+from homelab.controller.facts.reading import read
 from homelab.controller.run import store
-from homelab.controller.run.metric_keys import Key, Line, key, undone
+from homelab.controller.run.followed_file import FollowedFile
+from homelab.controller.run.metric_keys import KnownKeys, Line, key
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol import files
 from homelab.shared.protocol.rank_messages import Metric
 
 
-def is_line(line: Mapping[str, Any]) -> bool:
-    """False for what a damaged file holds: the nodes give it again."""
-    return is_readable(Metric, line) and all(type(line.get(name, 0)) is int for name in ("attempt", "rank", "step"))
+class Taker(Protocol):
+    """Who is given the lines."""
+
+    def restart(self) -> None:
+        """Forget all: lines that were given are gone, and those that are left come again."""
+
+    def take(self, line: Line, metric: Metric) -> None:
+        """One line more, in the order of the file: as it is, and read."""
 
 
 class Gathered:
-    """The file, and what of it is known here. Lines that are none are left out."""
+    """The file, and the keys of what is known of it here. Lines that are none are left out."""
 
-    def __init__(self, paths: RunPaths) -> None:
-        self._paths = paths
-        self._lines: dict[Key, Line] = {}
-        self._read_to: tuple[int, int] = (0, 0)  # inode, bytes
-        self._has_doubles = False  # an older homelab, two of which wrote at once, has left them
+    def __init__(self, paths: RunPaths, *takers: Taker) -> None:
+        self._paths, self._takers = paths, takers
+        self._file = FollowedFile(paths.metrics_jsonl)
         self._settled: dict[int, int] = {}  # the attempts of which it is known what they have replaced
-        self._read()
-
-    @property
-    def lines(self) -> list[Line]:
-        """Every line once, in the order in which they came."""
-        return list(self._lines.values())
+        self.lines_read = 0
+        """By all reads together."""
+        self.known = KnownKeys()
+        self._has_doubles = False  # an older homelab, two of which wrote at once, has left them
+        self.refresh()
 
     def refresh(self) -> None:
-        """Take in what other processes have written since."""
-        self._read()
+        """Take in what was written since, by whichever process."""
+        for text in self._file.new_lines(self._restart):
+            self.lines_read += 1
+            for line in files.json_objects([text.decode("utf-8", "replace")]):
+                if (metric := as_metric(line)) is not None and not self._take(line, metric):
+                    self._has_doubles = True
 
     def add(self, new: Sequence[Line], resumed: Mapping[int, int]) -> None:
         """Keep what is not known yet, and drop what was done again. A disk that refuses is told (`store.best_effort_write`), and no error."""
-        new = [line for line in new if is_line(line)]
-        if not self._has_doubles and self._settled == resumed and all(key(line) in self._lines for line in new):
+        if not self._has_doubles and self._settled == resumed and all(line in self.known for line in new if as_metric(line)):
             return
         with _alone(self._paths):
-            self._read()  # another process may have written meanwhile
-            fresh = list({key(line): line for line in new if key(line) not in self._lines}.values())
-            self._lines |= {key(line): line for line in fresh}
-            removed = undone(self.lines, resumed)
-            is_clean = not self._has_doubles and removed <= {key(line) for line in fresh}
-            self._lines = {line_key: line for line_key, line in self._lines.items() if line_key not in removed}
-            if is_clean:
-                store.append_lines(self._paths.metrics_jsonl, [line for line in fresh if key(line) not in removed])
+            self.refresh()  # another process may have written meanwhile
+            fresh = {
+                key(line): (line, metric)
+                for line in map(_without_secrets, new)
+                if (metric := as_metric(line)) is not None and line not in self.known
+            }
+            newer = KnownKeys(line for line, _ in fresh.values())
+            are_undone = self.known.are_undone(resumed, newer)
+            kept = [(line, metric) for line, metric in fresh.values() if not self.known.is_undone(line, resumed, newer)]
+            if are_undone or self._has_doubles:
+                self._rewrite([line for line, _ in kept], resumed, newer)
             else:
-                with store.best_effort_write(self._paths.metrics_jsonl):
-                    text = "".join(json.dumps(line, sort_keys=True, ensure_ascii=False) + "\n" for line in self.lines)
-                    store.write_text(self._paths.metrics_jsonl, text)
-                    self._has_doubles = False
-            self._read_to = self._place()
+                store.append_lines(self._paths.metrics_jsonl, [line for line, _ in kept])
+            self.refresh()
+            for line, metric in kept:  # what the disk has refused is known as long as this process lives
+                self._take(line, metric)
             self._settled = dict(resumed)
 
-    def _read(self) -> None:
-        """What is in the file since it was read last: all of it, where it is another file."""
-        inode, size_bytes = self._place()
-        start = self._read_to[1] if inode == self._read_to[0] and size_bytes >= self._read_to[1] else 0
-        if not start:
-            self._lines, self._has_doubles = {}, False
-        text = _bytes(self._paths, start, size_bytes)
-        text = text[: text.rfind(b"\n") + 1]  # another process may be in the middle of a line
-        for line in filter(is_line, files.json_objects(text.decode("utf-8", "replace").split("\n"))):
-            self._has_doubles = self._has_doubles or key(line) in self._lines
-            self._lines[key(line)] = line
-        self._read_to = (inode, start + len(text))
+    def _rewrite(self, kept: Sequence[Line], resumed: Mapping[int, int], newer: KnownKeys) -> None:
+        """The file without what was done again, line by line: it may be larger than the memory."""
 
-    def _place(self) -> tuple[int, int]:
-        try:
-            state = os.stat(self._paths.metrics_jsonl)
-        except OSError:
-            return (0, 0)
-        return (state.st_ino, state.st_size)
+        def lines() -> Iterator[Line]:
+            once = KnownKeys()
+            for line in lines_of(self._paths):
+                if as_metric(line) is not None and not self.known.is_undone(line, resumed, newer) and once.add(line):
+                    yield line
+            yield from kept
+
+        with store.best_effort_write(self._paths.metrics_jsonl):
+            store.write_lines(self._paths.metrics_jsonl, lines())
+        self._file.forget()
+        self._restart()
+
+    def _take(self, line: Line, metric: Metric) -> bool:
+        """Whether it was not known."""
+        is_new = self.known.add(line)
+        if is_new:
+            for taker in self._takers:
+                taker.take(line, metric)
+        return is_new
+
+    def _restart(self) -> None:
+        self.known, self._has_doubles = KnownKeys(), False
+        for taker in self._takers:
+            taker.restart()
 
 
-def _bytes(paths: RunPaths, start: int, end: int) -> bytes:
-    if not os.path.isfile(paths.metrics_jsonl):  # a pipe would be waited for
-        return b""
+def lines_of(paths: RunPaths) -> Iterator[Line]:
+    """The JSON objects of the file, as they are, one after the other."""
+    for text in FollowedFile(paths.metrics_jsonl).new_lines(lambda: None):
+        yield from files.json_objects([text.decode("utf-8", "replace")])
+
+
+def as_metric(line: Line) -> Metric | None:
+    """None for what a damaged file holds: the nodes give it again."""
     try:
-        with open(paths.metrics_jsonl, "rb") as stream:
-            stream.seek(start)
-            return stream.read(max(0, end - start))
-    except OSError:
-        return b""
+        metric = read(Metric, line)
+    except ValidationError:
+        return None
+    return metric if all(type(line.get(name, 0)) is int for name in ("attempt", "rank", "step")) else None
+
+
+def _without_secrets(line: Line) -> Line:
+    """As it will stand in the file, by which it is known again."""
+    return next(iter(files.json_objects([secrets.hide(json.dumps(line, ensure_ascii=False))])), {}) if secrets.are_known() else line
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +152,13 @@ def read_object(path: Path) -> dict[str, Any]:
     """The JSON object; an empty one when the file is missing, broken or holds something else."""
     value = read_json(path)
     return value if isinstance(value, dict) else {}
+
+
+def write_lines(path: Path, values: Iterable[dict[str, Any]]) -> None:
+    """`write_text` of JSON objects, one per line, never all of them in memory at once."""
+    with disk_errors_as_hints(path):
+        texts = (secrets.hide(json.dumps(value, sort_keys=True, ensure_ascii=False)) + "\n" for value in values)
+        files.write_atomic(path, (text.encode("utf-8", "backslashreplace") for text in texts), 0o666)
 
 
 def append_lines(path: Path, values: list[dict[str, Any]]) -> None:

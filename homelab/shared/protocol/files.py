@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 _LARGEST_JSON_BYTES = 64 << 20  # the largest of ours, the stored digests, has one
 
 
-def write_atomic(path: AnyPath, data: bytes, mode: int = 0o644) -> None:
-    """Write bytes beside `path`, sync them to the disk and rename them into place; missing folders are made.
+def write_atomic(path: AnyPath, data: bytes | Iterable[bytes], mode: int = 0o644) -> None:
+    """Write bytes, or one part of them after the other, beside `path`, sync them to the disk and rename them into place; missing folders are made.
 
     Raises OSError; then the old file is untouched.
     """
@@ -42,12 +42,12 @@ def partial_name(path: AnyPath) -> str:
     return os.path.join(folder, f".{name}.partial.{os.getpid()}")
 
 
-def _replace(path: AnyPath, data: bytes, mode: int, *, is_durable: bool) -> None:
+def _replace(path: AnyPath, data: bytes | Iterable[bytes], mode: int, *, is_durable: bool) -> None:
     partial = partial_name(path)
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
+            stream.writelines([data] if isinstance(data, bytes) else data)
             if is_durable:
                 stream.flush()
                 os.fsync(stream.fileno())

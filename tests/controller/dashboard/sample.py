@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
+from homelab.controller.dashboard.measured import Measured
 from homelab.controller.dashboard.snapshot import Snapshot
 from homelab.controller.dashboard.snapshot_builder import NodeAnswers, RunInfo, build, next_commands
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.poll_reply import parse_replies
 from homelab.controller.run.ownership import Ownership
+from homelab.shared.protocol.rank_messages import Metric
 from homelab.shared.protocol.run_messages import Reply
 from tests import builders
 
@@ -90,10 +93,11 @@ EVENTS = (
 
 
 def snapshot(**changes: Any) -> Snapshot:
-    """The run in full swing; `changes` replace fields of RunInfo and Observation, `expected_nodes` (names) those of the plan."""
+    """The run in full swing; `changes` replace fields of RunInfo and NodeAnswers, `metrics` are lines of before, `expected_nodes` (names) those of the plan."""
     of_run: dict[str, Any] = {"name": RUN, "recipe": "qlora · Llama-2-7b · global batch 33", "plan": plan()}
     observed: dict[str, Any] = {"now": NOW, "replies": replies(), "events": EVENTS}
     diagnosis = changes.pop("diagnosis", None)
+    before: Sequence[Metric] = changes.pop("metrics", ())
     of_run["owner"] = Ownership(changes.pop("supervisor", ""))
     expected = changes.pop("expected_nodes", None)
     fields = {field.name for field in dataclasses.fields(NodeAnswers)}
@@ -101,6 +105,10 @@ def snapshot(**changes: Any) -> Snapshot:
     of_run |= {name: value for name, value in changes.items() if name not in fields}
     if expected and of_run["plan"]:
         of_run["plan"] = of_run["plan"].model_copy(update={"nodes": tuple(node for node in of_run["plan"].nodes if node.name in expected)})
+    newer = [line for reply in observed["replies"].values() if reply.run for rank in reply.run.ranks.values() for line in rank.metrics]
+    observed["measured"] = Measured(
+        {(line.kind, line.attempt, line.rank, line.step, line.message): line for line in (*before, *newer)}.values()
+    )
     made = build(RunInfo(**of_run), NodeAnswers(**observed))
     following = next_commands(made.state, made.run, diagnosis)
     return made.model_copy(update={"diagnosis": diagnosis, "next_commands": following})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homelab.controller.dashboard.step_rate import eta_s
+from homelab.controller.dashboard.measured import Measured
 from homelab.shared.protocol.rank_messages import Metric
 
 
@@ -16,6 +16,10 @@ def run(paces: list[float], *, between: dict[int, float] | None = None, ranks: i
         lines += [Metric(kind="train", time=now, attempt=attempt, rank=rank, step=step, step_s=pace) for rank in range(ranks)]
         now += (between or {}).get(step, 0.0)
     return lines
+
+
+def eta_s(lines: list[Metric], step: int, total: int | None, step_tokens: float | None = None) -> float | None:
+    return Measured(lines).eta_s(step, total, step_tokens)
 
 
 def test_the_remaining_steps_at_the_pace_so_far() -> None:

@@ -9,6 +9,7 @@ import pytest
 from rich.cells import cell_len
 
 from homelab.controller.dashboard import chart, step_rate, view
+from homelab.controller.dashboard.measured import Measured
 from homelab.controller.dashboard.snapshot import LossPoint, Snapshot
 from homelab.controller.features.recover.resume import left_out_events
 from homelab.controller.features.status.failure import since
@@ -117,7 +118,7 @@ def test_tokens_per_second_are_those_of_the_last_steps() -> None:
 
 def test_a_step_is_as_long_as_its_slowest_rank() -> None:
     train = [metric(step, 1, 1.0 + rank, 1.0, rank) for step in range(1, 6) for rank in (0, 1)]
-    assert step_rate.step_s(train, 1) == 2.0 and step_rate.step_s(train, 2) is None
+    assert Measured(train).pace(1).step_s == 2.0 and Measured(train).pace(2).step_s is None
 
 
 def test_efficiency_needs_the_speeds_of_the_plan() -> None:
@@ -130,9 +131,9 @@ def test_efficiency_needs_the_speeds_of_the_plan() -> None:
 def test_the_age_of_a_checkpoint_is_by_the_clock_that_wrote_it() -> None:
     replies = sample.replies()
     saved = Metric(kind="save", time=sample.NOW - 49, rank=0, step=400)
-    assert step_rate.checkpoint_age_s(400, [saved], replies) == pytest.approx(49)
-    assert step_rate.checkpoint_age_s(410, [saved], replies) is None
-    assert step_rate.checkpoint_age_s(400, [saved.replace(time=sample.NOW + 9)], replies) is None
+    assert step_rate.checkpoint_age_s(Measured([saved]).saved(400), replies) == pytest.approx(49)
+    assert step_rate.checkpoint_age_s(Measured([saved]).saved(410), replies) is None
+    assert step_rate.checkpoint_age_s(Measured([saved.replace(time=sample.NOW + 9)]).saved(400), replies) is None
 
 
 def test_a_curve_falls_from_its_upper_left_to_its_lower_right() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from homelab.controller.planning.types import Plan
-from homelab.controller.run.metric_keys import key, undone
-from homelab.controller.run.metrics import Gathered
+from homelab.controller.run.metric_keys import Line, key
+from homelab.controller.run.metrics import Gathered, lines_of
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol.run_requests import PollRequest
 
@@ -26,6 +26,21 @@ def steps_of(paths: RunPaths, rank: int = 0) -> list[tuple[int, int]]:
     """(attempt, step) of a rank's training lines, in the order of the file."""
     lines = [json.loads(line) for line in paths.metrics_jsonl.read_text().splitlines()]
     return [(line["attempt"], line["step"]) for line in lines if line["kind"] == "train" and line["rank"] == rank]
+
+
+class Kept(list[Line]):
+    """A taker of all lines."""
+
+    def restart(self) -> None:
+        self.clear()
+
+    def take(self, line: Line, _: object) -> None:
+        self.append(line)
+
+
+def kept(paths: RunPaths) -> tuple[Gathered, Kept]:
+    lines = Kept()
+    return Gathered(paths, lines), lines
 
 
 @pytest.fixture
@@ -44,12 +59,15 @@ def test_what_a_later_attempt_did_again_replaces_what_came_before(paths: RunPath
     assert steps_of(paths) == expected and steps_of(paths, 1) == expected[:-1]
     gathered.add([train(2, 7), train(3, 6)], {1: 0, 2: 5, 3: 5})
     assert steps_of(paths) == [(1, step) for step in range(1, 6)] + [(3, 6)]
-    assert [key(line) for line in Gathered(paths).lines] == [key(line) for line in gathered.lines]
+    assert [key(line) for line in kept(paths)[1]] == [key(line) for line in lines_of(paths)]
 
 
-def test_an_evaluation_that_was_done_again_at_the_same_step_stands_there_once() -> None:
+def test_an_evaluation_that_was_done_again_at_the_same_step_stands_there_once(paths: RunPaths) -> None:
     lines = [{"kind": "eval", "attempt": attempt, "rank": 0, "step": 10, "eval_loss": 4.5} for attempt in (1, 2)]
-    assert undone(lines, {1: 0, 2: 10}) == {key(lines[0])}
+    gathered = Gathered(paths)
+    for line in lines:
+        gathered.add([line], {1: 0, 2: 10})
+    assert list(lines_of(paths)) == lines[1:]
 
 
 def test_two_that_look_at_once_write_no_line_twice(paths: RunPaths) -> None:
@@ -64,17 +82,18 @@ def test_two_that_look_at_once_write_no_line_twice(paths: RunPaths) -> None:
 def test_doubles_that_an_older_homelab_left_go_and_what_is_no_line_is_left_out(paths: RunPaths) -> None:
     broken = '{"kind": 5, "step": "x"}\n[]\n{"kind": "train", "attempt": "2", "step": 1}\n{"kind": "train", "message": []}\n'
     paths.metrics_jsonl.write_text(broken + 2 * (json.dumps(train(1, 1)) + "\n") + '{"kind": "train", "att')
-    gathered = Gathered(paths)
-    assert len(gathered.lines) == 1
+    gathered, lines = kept(paths)
+    assert len(lines) == 1
     gathered.add([train(1, 2)], {1: 0})
     assert steps_of(paths) == [(1, 1), (1, 2)]
 
 
 def test_a_file_that_cannot_be_written_ends_nothing(paths: RunPaths) -> None:
     paths.metrics_jsonl.mkdir()
-    gathered = Gathered(paths)
-    gathered.add([train(1, 1)], {1: 0})
-    assert [line["step"] for line in gathered.lines] == [1]
+    gathered, lines = kept(paths)
+    for _ in range(2):
+        gathered.add([train(1, 1)], {1: 0})
+        assert [line["step"] for line in lines] == [1] and gathered.known.counts(1) == {0: 1}
 
 
 def test_what_came_before_an_attempt_is_asked_for_where_it_never_came_here(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:

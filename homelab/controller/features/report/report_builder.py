@@ -24,7 +24,7 @@ from homelab.controller.features.report.run_report import Answered, Energy, Mach
 from homelab.controller.features.report.timeline import attempt_rows, timeline
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.poll_reply import LineOrEmpty, MomentOrNone, or_none
-from homelab.controller.run import metric_keys
+from homelab.controller.run.metric_keys import KnownKeys
 from homelab.shared.protocol.rank_messages import Metric
 from homelab.shared.protocol.run_messages import CardJoules
 
@@ -119,9 +119,12 @@ def _profiled(sources: Sources) -> Profiled | None:
 
 def counted(lines: Sequence[Metric], resumed: Mapping[int, int]) -> list[Metric]:
     """The lines of the steps that count. `resumed`: attempt -> the step after which it went on."""
-    keyed = [{"kind": line.kind, "attempt": line.attempt, "rank": line.rank, "step": line.step, "message": line.message} for line in lines]
-    gone = metric_keys.undone(keyed, resumed)
-    return [line for line, key in zip(lines, keyed, strict=True) if metric_keys.key(key) not in gone]
+
+    def keyed(line: Metric) -> dict[str, Any]:
+        return {"kind": line.kind, "attempt": line.attempt, "rank": line.rank, "step": line.step, "message": line.message}
+
+    known, nothing = KnownKeys(map(keyed, lines)), KnownKeys()
+    return [line for line in lines if not known.is_undone(keyed(line), resumed, nothing)]
 
 
 def _missing(sources: Sources, lines: Sequence[Metric]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -20,6 +20,7 @@ from homelab.controller.features.track.metrics_source import MetricsSource
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import event_log, run_folder, run_record, store
+from homelab.controller.run.metrics import lines_of
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol import profile_files
 from homelab.shared.protocol.rank_messages import Metric
@@ -31,20 +32,20 @@ def gather(fleet: Fleet, paths: RunPaths, cluster: Cluster) -> Sources:
     """Whatever can be had; what cannot is named in `missing`. Raises HomelabError where the run's folder is damaged."""
     missing = []
     try:
-        look = MetricsSource(fleet, paths).look()
+        look = MetricsSource(fleet, paths).ask()
         state = look.state
         if look.trouble:
             missing.append(f"newer metrics may be on the nodes: {look.trouble}")
     except HomelabError as error:
         state = run_folder.state_of(paths)
         missing.append(f"newer metrics may be on the nodes: {error.message}")
-    return recorded(paths, cluster, store.read_lines(paths.metrics_jsonl), fleet=fleet, state=state, missing=missing)
+    return recorded(paths, cluster, lines_of(paths), fleet=fleet, state=state, missing=missing)
 
 
 def recorded(
     paths: RunPaths,
     cluster: Cluster,
-    lines: Sequence[dict[str, Any]],
+    lines: Iterable[dict[str, Any]],
     *,
     fleet: Fleet | None = None,
     state: str = "",

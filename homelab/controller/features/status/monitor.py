@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -14,10 +13,10 @@ from homelab.controller.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUP
 from homelab.controller.base.hint import Hint, Options, homelab
 from homelab.controller.dashboard import card_history
 from homelab.controller.dashboard import live as live_dashboard
+from homelab.controller.dashboard.measured import Measured
 from homelab.controller.dashboard.snapshot import Snapshot
 from homelab.controller.dashboard.snapshot_builder import NodeAnswers, RunInfo, build, next_commands
 from homelab.controller.diagnose import cause
-from homelab.controller.facts.reading import read
 from homelab.controller.features.status import unsupervised
 from homelab.controller.features.status.unsupervised import detect_stall
 from homelab.controller.planning.types import Plan
@@ -38,7 +37,6 @@ from homelab.controller.run.metrics import Gathered
 from homelab.controller.run.ownership import Ownership
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.state import FINISHED, State, newest_attempt, node_part
-from homelab.shared.protocol.rank_messages import Metric
 from homelab.shared.protocol.run_messages import Reply, SupervisorReply
 
 INTERVAL_S = 2.0
@@ -55,7 +53,8 @@ class Watcher:
         self._described = store.read_object(paths.run_json)
         recipe = self._described.get("recipe")
         self._is_script = isinstance(recipe, dict) and bool(recipe.get("script"))
-        self._gathered = Gathered(paths)
+        self._measured = Measured()
+        self._gathered = Gathered(paths, self._measured)
         self._asked_before: set[int] = set()  # attempts whose head has said what came before them
         self.replies: dict[str, Reply] = {}
         self.unreachable: dict[str, str] = {}
@@ -102,8 +101,7 @@ class Watcher:
             kept=kept,  # type: ignore[arg-type]
             owner=self.owner,
         )  # fmt: skip
-        metrics = [read(Metric, line) for line in self._gathered.lines]
-        snapshot = build(run, NodeAnswers(time.time(), self.replies, self.unreachable, metrics, event_log.lines(self._paths)))
+        snapshot = build(run, NodeAnswers(time.time(), self.replies, self.unreachable, self._measured, event_log.lines(self._paths)))
         snapshot = self._before = card_history.with_history(snapshot, self._before)
         diagnosis = self._told(snapshot)
         following = next_commands(snapshot.state, snapshot.run, diagnosis, is_script=self._is_script)
@@ -171,9 +169,7 @@ class Watcher:
             return ()
         place = remote_supervisor.recorded(self._paths)
         silent = f"{place} does not answer" if place in self.unreachable else f"none is working on {place} any more"
-        steps_s = [line["step_s"] for line in self._gathered.lines if line.get("attempt") == snapshot.attempt and line.get("step_s")]
-        usual_s = statistics.median(steps_s) if steps_s else None
-        still = detect_stall(snapshot.attempt, [node.name for node in plan.nodes], self.replies, usual_s, plan.step_s)
+        still = detect_stall(snapshot.attempt, [node.name for node in plan.nodes], self.replies, snapshot.step_s, plan.step_s)
         record = store.read_object(self._paths.supervisor_json)
         return unsupervised.unsupervised_warnings(
             snapshot.state, record, silent if place else "", still,
@@ -198,12 +194,7 @@ class Watcher:
     def _ask_once(self, names: list[str]) -> None:
         plan = run_folder.plan_of(self._paths)
         attempt = plan.attempt
-        known_lines: dict[str, int] = {}
-        for line in self._gathered.lines:
-            if line.get("kind") and line.get("attempt") == attempt:
-                rank = str(line.get("rank"))
-                known_lines[rank] = known_lines.get(rank, 0) + 1
-        request = node_matching.poll_request(self._paths.name, tail_lines=200, known_lines=known_lines)
+        request = node_matching.poll_request(self._paths.name, tail_lines=200, known_lines=self._gathered.known.counts(attempt))
         has_all_before = attempt in self._asked_before or not self._lacks(plan.resume_step)
         request = request.replace(lines_of_attempt=attempt, before=not has_all_before)
         answers, self.unreachable, self.ways = node_matching.poll(self._fleet, request, names, timeout_s=_POLL_TIMEOUT_S)
@@ -225,10 +216,8 @@ class Watcher:
         """Whether steps up to there, or the loss before the first, never came here: nobody looked, or the machine that had them is gone."""
         if not resume_step:
             return False
-        lines = [line for line in self._gathered.lines if line.get("rank") == 0]
-        trained = {line.get("step") for line in lines if line.get("kind") == "train"}
-        evaluated = {line.get("step") for line in lines if line.get("kind") == "eval"}
-        return not (trained >= set(range(1, resume_step + 1)) and 0 in evaluated)
+        known = self._gathered.known
+        return not (known.has_steps("train", 0, 1, resume_step) and known.has_steps("eval", 0, 0, 0))
 
 
 def keep(paths: RunPaths, answers: Mapping[str, dict[str, Any]], gathered: Gathered | None = None) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from homelab.controller.attempt import remote_supervisor
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.features.status import monitor
-from homelab.controller.features.track.points import TrackedPoint, points_of
+from homelab.controller.features.track.points import PointsTaker, TrackedPoint
 from homelab.controller.features.track.sent import certain_step
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import run_folder, supervisor_lock
@@ -40,30 +40,35 @@ class MetricsSource:
 
     def __init__(self, fleet: Fleet, paths: RunPaths) -> None:
         self._fleet, self._paths = fleet, paths
-        self._gathered = Gathered(paths)
+        self._points = PointsTaker()
+        self._gathered: Gathered | None = None
         self._watcher: monitor.Watcher | None = None
 
     def look(self) -> KnownMetrics:
         """Raises HomelabError where the run's folder is damaged."""
+        known = self.ask()
+        if self._gathered is None:
+            self._gathered = Gathered(self._paths, self._points)
+        else:
+            self._gathered.refresh()
+        return replace(known, points=self._points.points, certain_step=certain_step(self._points.saves))
+
+    def ask(self) -> KnownMetrics:
+        """Have in the run's folder what the nodes have, where nobody else does; without the points. Raises HomelabError as `look`."""
         state = run_folder.state_of(self._paths)  # before the metrics: they are gathered before the end is written down
         if supervisor_lock.is_held(self._paths):
-            return self._kept(state, is_over=state == "done")
+            return KnownMetrics((), state, is_over=state == "done", next_s=_FILE_S)
         if state == "done" or (state in FINISHED and self._is_owned_here_alone()):
-            return self._kept(state, is_over=True)
+            return KnownMetrics((), state, is_over=True, next_s=_FILE_S)
         self._watcher = self._watcher or monitor.Watcher(self._fleet, self._paths)
         try:
             snapshot = self._watcher.look()
         except HomelabError as error:
-            return self._kept(state, is_over=False, trouble=error.message, next_s=_NODES_S)
+            return KnownMetrics((), state, is_over=False, trouble=error.message, next_s=_NODES_S)
         silent = self._watcher.unreachable
         trouble = f"{', '.join(silent)} cannot be asked" if snapshot.state == "lost" else ""
-        return self._kept(snapshot.state, is_over=snapshot.is_over and snapshot.state != "lost", trouble=trouble, next_s=_NODES_S)
+        return KnownMetrics((), snapshot.state, snapshot.is_over and snapshot.state != "lost", trouble, next_s=_NODES_S)
 
     def _is_owned_here_alone(self) -> bool:
         """Whether the run has had its supervisor on this machine, so that nobody recovers it where none is here. Elsewhere one may be at work."""
         return self._paths.supervisor_json.is_file() and not remote_supervisor.recorded(self._paths)
-
-    def _kept(self, state: str, *, is_over: bool, trouble: str = "", next_s: float = _FILE_S) -> KnownMetrics:
-        self._gathered.refresh()
-        lines = self._gathered.lines
-        return KnownMetrics(points_of(lines), state, is_over, trouble, certain_step(lines), next_s)

@@ -36,23 +36,47 @@ class TrackedPoint:
         return (self.kind, self.step)
 
 
-def points_of(lines: Iterable[Mapping[str, Any]]) -> list[TrackedPoint]:
-    """By step, a step before the evaluation after it. `lines`: metrics.jsonl, as `homelab.controller.run.metrics` has it.
+class PointsTaker:
+    """Takes lines of metrics.jsonl one by one (`homelab.controller.run.metrics`), and keeps their points.
 
     Of a step that two attempts computed, the newest counts. A figure that is unknown or not finite is left out.
     """
-    newest: dict[Key, TrackedPoint] = {}
-    for line in lines:
+
+    def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all."""
+        self._newest: dict[Key, TrackedPoint] = {}
+        self.saves: list[Mapping[str, Any]] = []
+        """The lines that say that a checkpoint was written."""
+
+    def take(self, line: Mapping[str, Any], _: object = None) -> None:
+        """One line more."""
         kind = line.get("kind")
+        if kind == "save":
+            self.saves.append(line)
         if kind not in get_args(Kind) or line.get("rank", 0) != 0 or not isinstance(line.get("step"), int):
-            continue
+            return
         kind = cast("Kind", kind)
         figures = {tag: line.get(name) for tag, name in _TAGS[kind].items()}
         values = {tag: float(value) for tag, value in figures.items() if isinstance(value, int | float) and math.isfinite(value)}
         point = TrackedPoint(kind, line["step"], line.get("attempt") or 0, float(line.get("time") or 0.0), values)
-        if point.key not in newest or point.attempt >= newest[point.key].attempt:
-            newest[point.key] = point
-    return sorted(newest.values(), key=lambda point: (point.step, point.kind != "train"))
+        if point.key not in self._newest or point.attempt >= self._newest[point.key].attempt:
+            self._newest[point.key] = point
+
+    @property
+    def points(self) -> list[TrackedPoint]:
+        """By step, a step before the evaluation after it."""
+        return sorted(self._newest.values(), key=lambda point: (point.step, point.kind != "train"))
+
+
+def points_of(lines: Iterable[Mapping[str, Any]]) -> list[TrackedPoint]:
+    """The points of all these lines."""
+    taker = PointsTaker()
+    for line in lines:
+        taker.take(line)
+    return taker.points
 
 
 def first_changed(points: Sequence[TrackedPoint], sent: Mapping[Key, int]) -> int | None:

@@ -9,6 +9,7 @@ from typing import cast
 
 from homelab.controller.attempt import diagnosis_store
 from homelab.controller.config.cluster import Cluster
+from homelab.controller.dashboard.measured import Measured
 from homelab.controller.dashboard.snapshot import Snapshot
 from homelab.controller.dashboard.snapshot_builder import NodeAnswers, RunInfo, build, next_commands
 from homelab.controller.facts.reading import is_readable, read
@@ -18,6 +19,7 @@ from homelab.controller.features.web import long_run
 from homelab.controller.features.web.long_run import FewLines
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import event_log, run_folder, run_record, store
+from homelab.controller.run.metric_keys import KnownKeys
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.state import State
 from homelab.shared.protocol.rank_messages import Metric
@@ -76,9 +78,10 @@ class RunRecords:
         plan, described = run_folder.plan_of(paths), store.read_object(paths.run_json)
         recipe, state = described.get("recipe"), cast(State, run_folder.state_of(paths))
         is_script = isinstance(recipe, dict) and bool(recipe.get("script"))
-        metrics = [read(Metric, line) for line in few.lines if is_readable(Metric, line)]
+        known = KnownKeys()
+        measured = Measured(read(Metric, line) for line in few.lines if is_readable(Metric, line) and known.add(line))
         run = RunInfo(paths.name, described.get("recipe_file", ""), plan, is_script)
-        snapshot = build(run, NodeAnswers(time.time(), {}, metrics=metrics, events=event_log.lines(paths)))
+        snapshot = build(run, NodeAnswers(time.time(), {}, measured=measured, events=event_log.lines(paths)))
         stored = diagnosis_store.read(paths, plan.attempt) if state in ("failed", "stopped", "lost") else None
         diagnosis = stored.diagnosis if stored else None
         following = next_commands(state, paths.name, diagnosis, is_script=is_script)

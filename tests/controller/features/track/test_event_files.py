@@ -10,7 +10,7 @@ import pytest
 
 from homelab.controller.features.track.event_files import EventFiles
 from homelab.controller.features.track.points import points_of
-from homelab.controller.run.metrics import Gathered
+from homelab.controller.run.metrics import lines_of
 from homelab.controller.run.paths import RunPaths
 from tests.controller.features.track import metric_lines
 
@@ -24,7 +24,7 @@ def single(value: float) -> float:
 
 def written(paths: RunPaths) -> dict[str, list[tuple[int, float]]]:
     curves: dict[str, list[tuple[int, float]]] = {}
-    for point in points_of(Gathered(paths).lines):
+    for point in points_of(lines_of(paths)):
         for tag, value in point.values.items():
             curves.setdefault(tag, []).append((point.step, single(value)))
     return curves
@@ -47,7 +47,7 @@ def test_each_step_is_there_once_and_as_in_metrics_jsonl(tmp_path: Path, restart
         if restarts:
             files.close()
             files = EventFiles(folder)
-        files.bring(points_of(Gathered(paths).lines))
+        files.bring(points_of(lines_of(paths)))
         afterwards = EventAccumulator(str(folder), size_guidance={"scalars": 0})
         assert read(afterwards) == written(paths)
         if not restarts:

@@ -19,7 +19,7 @@ from homelab.controller.features.track.points import Key, TrackedPoint, points_o
 from homelab.controller.features.track.trackers import TRACKERS, Sink, TrackerJob, TrackerKind
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import event_log
-from homelab.controller.run.metrics import Gathered
+from homelab.controller.run.metrics import lines_of
 from homelab.controller.run.paths import RunPaths
 from tests import builders
 from tests.controller.features.track import metric_lines
@@ -78,7 +78,7 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 def look(paths: RunPaths, *, certain_step: int = 0, is_over: bool = False) -> KnownMetrics:
-    return KnownMetrics(points_of(Gathered(paths).lines), "done" if is_over else "running", is_over, certain_step=certain_step)
+    return KnownMetrics(points_of(lines_of(paths)), "done" if is_over else "running", is_over, certain_step=certain_step)
 
 
 def bring(forwarder: Forwarder, look: KnownMetrics, now_s: float = 0.0, *, is_patient: bool = False) -> None:
@@ -86,7 +86,7 @@ def bring(forwarder: Forwarder, look: KnownMetrics, now_s: float = 0.0, *, is_pa
 
 
 def there(paths: RunPaths) -> dict[Key, Mapping[str, float]]:
-    return {point.key: point.values for point in points_of(Gathered(paths).lines)}
+    return {point.key: point.values for point in points_of(lines_of(paths))}
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["one process", "a process per look"])
