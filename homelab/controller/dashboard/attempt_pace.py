@@ -106,11 +106,10 @@ class AttemptPace:
             self._slowest[line.step] = slowest_s = max(line.step_s, 0.0)
         self._between.see(line.step, line.time if line.rank == min(self._timed_ranks) else None)
         self._step_count += is_new
-        if is_new or line.step in self._newest:
-            _, tokens, count = self._newest.get(line.step, (0.0, 0, 0))
-            self._newest[line.step] = (slowest_s, tokens + (line.tokens or 0), count + 1)
-            if len(self._newest) > WINDOW_STEPS + _WARM_UP_STEPS:
-                del self._newest[min(self._newest)]
+        _, tokens, count = self._newest.get(line.step, (0.0, 0, 0))
+        self._newest[line.step] = (slowest_s, tokens + (line.tokens or 0), count + 1)
+        if len(self._newest) > WINDOW_STEPS + _WARM_UP_STEPS:
+            del self._newest[min(self._newest)]
 
     @property
     def step_s(self) -> float | None:
