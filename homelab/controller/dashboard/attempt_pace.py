@@ -84,7 +84,6 @@ class AttemptPace:
         self.moved = 0
         """The step after which rows last moved between ranks."""
         self._timed_ranks: set[int] = set()
-        self._step_count = 0  # of those of which a time is known
         self._slowest = FloatByStep()
         # Of the newest steps: how many seconds the slowest rank took, the tokens of all, and of how many ranks that is.
         self._newest: dict[int, tuple[float, int, int]] = {}
@@ -101,11 +100,9 @@ class AttemptPace:
             self._between = _BetweenSteps(self._slowest)
         self._timed_ranks.add(line.rank)
         slowest_s = self._slowest[line.step]
-        is_new = math.isnan(slowest_s)
-        if is_new or line.step_s > slowest_s:
+        if math.isnan(slowest_s) or line.step_s > slowest_s:
             self._slowest[line.step] = slowest_s = max(line.step_s, 0.0)
         self._between.see(line.step, line.time if line.rank == min(self._timed_ranks) else None)
-        self._step_count += is_new
         _, tokens, count = self._newest.get(line.step, (0.0, 0, 0))
         self._newest[line.step] = (slowest_s, tokens + (line.tokens or 0), count + 1)
         if len(self._newest) > WINDOW_STEPS + _WARM_UP_STEPS:
@@ -128,7 +125,7 @@ class AttemptPace:
         steps = sorted(self._newest)
         if not steps:
             return None
-        warm = steps[max(0, _WARM_UP_STEPS - (self._step_count - len(steps))) :] or steps[-1:]
+        warm = steps[_WARM_UP_STEPS:] or steps[-1:]
         since = [step for step in warm if step > self.moved]
         settled = [self._newest[step] for step in (since if len(since) >= _FEW_STEPS else warm)[-WINDOW_STEPS:]]
         # Of the newest step the lines of some ranks may still be missing.

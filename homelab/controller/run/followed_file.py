@@ -9,7 +9,7 @@ from pathlib import Path
 MOST_LINE_BYTES = 1 << 20
 """A longer line is none of ours, and is passed over."""
 _CHUNK_BYTES = 1 << 20
-_KNOWN_BYTES = 64  # in front of the new ones, by which the file is known again
+_KNOWN_BYTES = 4096  # at the beginning and in front of what is new: the file is known by them
 
 
 class FollowedFile:
@@ -25,7 +25,7 @@ class FollowedFile:
         """The next read begins at the beginning."""
         self._identity: tuple[int, int] | None = None  # device, inode
         self._end = 0  # of the lines that were given
-        self._known = b""  # the last bytes before it
+        self._known = (b"", b"")
         self._is_passing = False  # in a line that is too long
 
     def new_lines(self, begin_anew: Callable[[], None]) -> Iterator[bytes]:
@@ -40,22 +40,26 @@ class FollowedFile:
             return
         try:
             with open(self._path, "rb") as stream:
-                state = os.fstat(stream.fileno())
+                state, descriptor = os.fstat(stream.fileno()), stream.fileno()
                 identity = (state.st_dev, state.st_ino)
-                if identity != self._identity or state.st_size < self._end or not self._is_known(stream.fileno()):
+                if identity != self._identity or state.st_size < self._end or self._ends(descriptor) != self._known:
                     had_one = self._identity is not None
                     self.forget()
                     self._identity = identity
                     if had_one:
                         begin_anew()
-                stream.seek(self._end)
-                yield from self._lines(stream.read, state.st_size)
+                if state.st_size > self._end:
+                    stream.seek(self._end)
+                    yield from self._lines(stream.read, state.st_size)
+                    self._known = self._ends(descriptor)
         except OSError:
             return
 
-    def _is_known(self, descriptor: int) -> bool:
-        self.bytes_read += len(self._known)
-        return os.pread(descriptor, len(self._known), self._end - len(self._known)) == self._known
+    def _ends(self, descriptor: int) -> tuple[bytes, bytes]:
+        """The first bytes of what was given, and the last."""
+        count = min(_KNOWN_BYTES, self._end)
+        self.bytes_read += 2 * count
+        return os.pread(descriptor, count, 0), os.pread(descriptor, count, self._end - count)
 
     def _lines(self, read: Callable[[int], bytes], size: int) -> Iterator[bytes]:
         """Up to `size`, the file's own at the beginning of this read."""
@@ -64,17 +68,11 @@ class FollowedFile:
             left -= len(chunk)
             self.bytes_read += len(chunk)
             *whole, rest = (rest + chunk).split(b"\n")
-            if whole and self._is_passing:
-                self._pass(len(whole.pop(0)) + 1, b"\n")
-                self._is_passing = False
             for line in whole:
-                if len(line) <= MOST_LINE_BYTES:
+                if len(line) <= MOST_LINE_BYTES and not self._is_passing:
                     yield line
-                self._pass(len(line) + 1, line + b"\n")
-            if len(rest) > MOST_LINE_BYTES or (rest and self._is_passing):
-                self._pass(len(rest), rest)
+                self._is_passing = False
+                self._end += len(line) + 1
+            if len(rest) > MOST_LINE_BYTES or self._is_passing:
+                self._end += len(rest)
                 self._is_passing, rest = True, b""
-
-    def _pass(self, count: int, last: bytes) -> None:
-        self._end += count
-        self._known = (self._known + last)[-_KNOWN_BYTES:]
