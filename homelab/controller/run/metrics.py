@@ -48,6 +48,11 @@ class Gathered:
         self._has_doubles = False  # an older homelab, two of which wrote at once, has left them
         self.refresh()
 
+    @property
+    def bytes_read(self) -> int:
+        """Of the file, by all reads together."""
+        return self._file.bytes_read
+
     def refresh(self) -> None:
         """Take in what was written since, by whichever process."""
         for text in self._file.new_lines(self._restart):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import glob
+import itertools
 import os
 import time
 from typing import TYPE_CHECKING
@@ -15,6 +17,8 @@ from homelab.shared.protocol.rank_messages import LogTail, RankReply
 from homelab.shared.protocol.run_messages import Described, KnownRun, Reply, RunReply, Runs
 
 if TYPE_CHECKING:
+    from typing import BinaryIO
+
     from homelab.shared.protocol.files import JsonObject
     from homelab.shared.protocol.request import Request, RunRequest
     from homelab.shared.protocol.run_requests import PollRequest
@@ -129,10 +133,13 @@ def _rank(folder: str, attempt: int, node_dir: str, rank: JsonObject, request: P
     tail_lines = request.tail_lines
     beat = files.read_object(os.path.join(home, "heartbeat.json"))
     printed = {name: files.tail(os.path.join(logs[-1], f"{name}.log"), tail_lines) if logs else [] for name in ("stdout", "stderr")}
+    after_bytes = request.after_bytes.get(number, 0) if may_begin_anew else 0
+    metrics, end = _metrics(os.path.join(home, "metrics.jsonl"), lines_read, most, may_begin_anew, after_bytes)
     return RankReply(
         heartbeat=message.as_written(beat),
-        metrics=message.as_written(_metrics(os.path.join(home, "metrics.jsonl"), lines_read, most, may_begin_anew)),
-        before=message.as_written(_metrics(os.path.join(home, "curves.jsonl"), 0, most) if request.before else ()),
+        metrics=message.as_written(metrics),
+        metrics_end_bytes=end if may_begin_anew else 0,
+        before=message.as_written(_metrics(os.path.join(home, "curves.jsonl"), 0, most)[0] if request.before else ()),
         log_tail=LogTail(stdout=tuple(printed["stdout"]), stderr=(*_warnings_of_nccl(node_dir, beat, tail_lines), *printed["stderr"])),
         error=message.as_written(files.read_object(os.path.join(home, "error.json"))),
     )
@@ -147,18 +154,46 @@ def _warnings_of_nccl(node_dir: str, beat: JsonObject | None, lines: int) -> lis
     return [line for path in sorted(written) for line in files.tail(path, lines) if "NCCL WARN" in line]
 
 
-def _metrics(path: str, after_lines: int, most: int, may_begin_anew: bool = False) -> list[JsonObject]:
-    """The lines of metrics.jsonl after the first `after_lines`; one that is still being written is left for the next poll.
+def _metrics(path: str, after_lines: int, most: int, may_begin_anew: bool = False, after_bytes: int = 0) -> tuple[list[JsonObject], int]:
+    """The lines of metrics.jsonl after the first `after_lines`, and where the last of them ends, in bytes. One that is still being written is left
+    for the next poll.
 
-    With `may_begin_anew` all of them where there are fewer: somebody has typed the attempt's commands once more. At most `most`: the first
-    of them for who counts the lines and asks for the others next, else the newest.
+    `after_bytes`: where the caller believes that its lines end. If a line ends there, nothing before it is read. With `may_begin_anew` all of
+    them where there are fewer: somebody has typed the attempt's commands once more. At most `most`: the first of them for who counts the lines
+    and asks for the others next, else the newest.
     """
     if not os.path.isfile(path):  # reading a pipe would wait
-        return []
+        return [], 0
     try:
-        with open(path, encoding="utf-8", errors="replace") as stream:
-            whole = stream.read().split("\n")[:-1]
+        with open(path, "rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            start = after_bytes if 0 < after_bytes <= size and os.pread(stream.fileno(), 1, after_bytes - 1) == b"\n" else None
+            if start is None and after_lines <= size:  # a line has a byte
+                start = _end_of(stream, after_lines)
+            if start is None and not may_begin_anew:
+                return [], 0
+            stream.seek(start or 0)
+            lines = list(itertools.islice(stream, most)) if may_begin_anew else list(collections.deque(stream, most + 1))
     except OSError:
-        return []
-    new = whole if may_begin_anew and int(after_lines) > len(whole) else whole[max(0, int(after_lines)) :]
-    return files.json_objects(new[:most] if may_begin_anew else new[-most:])
+        return [], 0
+    whole = [line for line in lines if line.endswith(b"\n")]
+    whole = whole if may_begin_anew else whole[-most:]
+    return files.json_objects([line.decode("utf-8", "replace") for line in whole]), (start or 0) + sum(map(len, whole))
+
+
+def _end_of(stream: BinaryIO, lines: int) -> int | None:
+    """Where the first `lines` lines end, in bytes; None where there are fewer."""
+    end, missing = 0, lines
+    while missing > 0:
+        chunk = stream.read(1 << 20)
+        if not chunk:
+            return None
+        found = chunk.count(b"\n")
+        if found < missing:
+            end, missing = end + len(chunk), missing - found
+            continue
+        place = 0
+        for _ in range(missing):
+            place = chunk.index(b"\n", place) + 1
+        return end + place
+    return end

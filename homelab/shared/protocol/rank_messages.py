@@ -78,6 +78,7 @@ class RankReply(Message):
 
     heartbeat: Annotated[Heartbeat | None, OR_NONE] = None
     metrics: Metrics = ()
+    metrics_end_bytes: Count = 0  # where the last of them ends in the rank's file, for who counts the lines
     before: Metrics = ()  # the curves up to the step from which this attempt went on, where they were asked for
     log_tail: LogTail = LogTail()
     error: Annotated[RankError | None, OR_NONE] = None

@@ -75,7 +75,8 @@ class FollowRequest(RunRequest):
 
 class PollRequest(Request):
     """`poll`. `run` None: the machine alone. `attempt` None: the newest here. `after_lines`: rank -> metrics that are not sent again, where they are of
-    `lines_of_attempt` (None: of any). `before`: with the curves of what came before this attempt, as the head keeps them.
+    `lines_of_attempt` (None: of any). `after_bytes`: rank -> where these end in its file, as the answer before has said. `before`: with the curves of
+    what came before this attempt, as the head keeps them.
     """
 
     run: Optional[UsableName]
@@ -83,5 +84,6 @@ class PollRequest(Request):
     tail_lines: Count = 20
     torchrun_lines: Count = 60
     after_lines: Annotated[dict[str, Count], Longest(MOST_RANKS)] = {}
+    after_bytes: Annotated[dict[str, Count], Longest(MOST_RANKS)] = {}
     lines_of_attempt: Optional[Attempt] = None
     before: bool = False

@@ -65,7 +65,7 @@ def perform(act: str, argument: Any, paths: RunPaths, gathered: Gathered) -> Non
     file = paths.metrics_jsonl
     if act in ("append", "half", "long"):
         with file.open("a") as stream:
-            stream.write({"append": text_of, "half": str, "long": lambda count: "x" * count}[act](argument))
+            stream.write(text_of(argument) if act == "append" else argument if act == "half" else "x" * argument)
     elif act == "cut" and file.exists():
         os.truncate(file, min(argument, file.stat().st_size))
     elif act == "replace":

@@ -54,8 +54,11 @@ class Watcher:
         recipe = self._described.get("recipe")
         self._is_script = isinstance(recipe, dict) and bool(recipe.get("script"))
         self._measured = Measured()
-        self._gathered = Gathered(paths, self._measured)
+        self.gathered = Gathered(paths, self._measured)
         self._asked_before: set[int] = set()  # attempts whose head has said what came before them
+        self._ends: dict[
+            tuple[int, int], tuple[int, int]
+        ] = {}  # attempt and rank -> lines known, and where the node's file has them, in bytes
         self.replies: dict[str, Reply] = {}
         self.unreachable: dict[str, str] = {}
         self.ways: dict[str, str] = {}
@@ -76,8 +79,9 @@ class Watcher:
         """
         self._is_left = True
 
-    def look(self) -> Snapshot:
-        """Ask every node of the plan once; gather metrics, write down the state when it changed."""
+    def look(self, fleet: Fleet | None = None) -> Snapshot:
+        """Ask every node of the plan once; gather metrics, write down the state when it changed. `fleet`: the connections from now on."""
+        self._fleet = fleet or self._fleet
         plan, was_held = run_folder.plan_of(self._paths), supervisor_lock.is_held(self._paths)
         self._ask([node.name for node in plan.nodes])
         if newest_attempt(self.replies) > plan.attempt:
@@ -193,17 +197,23 @@ class Watcher:
 
     def _ask_once(self, names: list[str]) -> None:
         plan = run_folder.plan_of(self._paths)
-        attempt = plan.attempt
-        request = node_matching.poll_request(self._paths.name, tail_lines=200, known_lines=self._gathered.known.counts(attempt))
+        attempt, counts = plan.attempt, self.gathered.known.counts(plan.attempt)
         has_all_before = attempt in self._asked_before or not self._lacks(plan.resume_step)
-        request = request.replace(lines_of_attempt=attempt, before=not has_all_before)
+        request = node_matching.poll_request(self._paths.name, tail_lines=200, known_lines=counts)
+        # Lines that are not known here any more, because somebody has damaged the file, are asked for by their number.
+        ends = {str(rank): end for (of, rank), (count, end) in self._ends.items() if of == attempt and counts.get(rank, 0) >= count}
+        request = request.replace(lines_of_attempt=attempt, after_bytes=ends, before=not has_all_before)
         answers, self.unreachable, self.ways = node_matching.poll(self._fleet, request, names, timeout_s=_POLL_TIMEOUT_S)
         if self._is_left:
             raise KeyboardInterrupt
         self.replies = replies.parse_replies(answers)
         if any(line for reply in self.replies.values() if reply.run for rank in reply.run.ranks.values() for line in rank.before):
             self._asked_before.add(attempt)
-        keep(self._paths, answers, self._gathered)
+        keep(self._paths, answers, self.gathered)
+        for run in [reply.run for reply in self.replies.values() if reply.run]:
+            counts = self.gathered.known.counts(run.attempt)
+            ends_of = {number: rank.metrics_end_bytes for number, rank in run.ranks.items() if rank.metrics_end_bytes}
+            self._ends |= {(run.attempt, number): (counts.get(number, 0), end) for number, end in ends_of.items()}
 
     def _tell(self, event: events.Event) -> None:
         """Write down what happened, unless the supervisor on a node has written it down last."""
@@ -216,7 +226,7 @@ class Watcher:
         """Whether steps up to there, or the loss before the first, never came here: nobody looked, or the machine that had them is gone."""
         if not resume_step:
             return False
-        known = self._gathered.known
+        known = self.gathered.known
         return not (known.has_steps("train", 0, 1, resume_step) and known.has_steps("eval", 0, 0, 0))
 
 

@@ -56,6 +56,8 @@ class Supervisor:
         self._watch: AttemptWatch | None = None
         self._try: RecoveryTry | None = None
         self._collecting: threading.Thread | None = None
+        self._looking = threading.Lock()
+        self._watcher: monitor.Watcher | None = None  # it knows what was gathered before: a look costs what is new
         supervisor_json = store.read_object(paths.supervisor_json)
         history = supervisor_record.valid_history(supervisor_json)
         is_same = history["attempt"] == self._plan.attempt
@@ -224,8 +226,9 @@ class Supervisor:
     def _collect(self) -> None:
         """Gather metrics and write the run's state down, as `homelab status` does."""
         try:
-            with Fleet(self._run.cluster) as fleet:
-                monitor.Watcher(fleet, self._paths).look()
+            with self._looking, Fleet(self._run.cluster) as fleet:
+                self._watcher = self._watcher or monitor.Watcher(fleet, self._paths)
+                self._watcher.look(fleet)
         except Exception as error:  # noqa: BLE001 - a fault in what people are shown does not end the supervision
             self._say(f"looking failed: {error}")
 
