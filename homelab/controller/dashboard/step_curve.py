@@ -70,6 +70,11 @@ class StepCurve:
                 self._spread(self._doublings + 1, kept)
 
     @property
+    def count(self) -> int:
+        """How many steps have a value."""
+        return sum(len(column.steps) for column in self._columns.values())
+
+    @property
     def first(self) -> LossPoint | None:
         """That of the first step; None where there is none."""
         return self._columns[min(self._columns)].point(0) if self._columns else None

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
+from homelab.controller.dashboard.snapshot import LossPoint
+from homelab.controller.dashboard.step_curve import StepCurve
 from homelab.controller.features.report.downsampling import thinned
 from homelab.controller.features.report.run_report import Curve, CurvePoint, RunReport, Series
-from homelab.controller.run import store
+from homelab.controller.run.followed_file import FollowedFile
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol import files
 
@@ -23,34 +25,63 @@ _LOSS = re.compile(rb'"loss": (-?[\d.]+(?:e[+-]?\d+)?),')  # finite
 
 @dataclass(frozen=True)
 class FewLines:
-    """Lines of metrics.jsonl: all, or those of every `every`-th step. `losses`: step -> loss, of all steps; empty where `lines` are all. `every` 0: a glimpse."""
+    """Lines of metrics.jsonl: all, or those of every `every`-th step. `every` 0: a glimpse.
+
+    `losses` draw the loss of all steps, `step_count` is how many these are; both are empty where `lines` are all.
+    """
 
     lines: list[dict[str, Any]]
     every: int = 1
-    losses: Mapping[int, float] = field(default_factory=dict)
+    losses: tuple[LossPoint, ...] = ()
+    step_count: int = 0
 
 
-def lines_of(paths: RunPaths, *, short_bytes: int = _SHORT_BYTES) -> FewLines:
-    """All lines of a short file. Of a long one the steps are read from the text: only of those that stay an object is made."""
-    try:
-        is_short = not os.path.isfile(paths.metrics_jsonl) or os.path.getsize(paths.metrics_jsonl) <= short_bytes
-        content = b"" if is_short else paths.metrics_jsonl.read_bytes()
-    except OSError:
-        is_short, content = True, b""
-    if is_short:
-        return FewLines(store.read_lines(paths.metrics_jsonl))
-    lines = content.split(b"\n")
-    last = max((step for line in lines[-200:] if (step := _step(line)) is not None), default=0)
-    every = max(1, last // _STEPS)
-    kept: list[bytes] = []
-    losses: dict[int, float] = {}
-    for line in lines:
-        step = _step(line)
-        if step is None or step % every == 0 or step == last:
-            kept.append(line)
-        if step is not None and _FIRST_RANK in line and (loss := _LOSS.search(line)) is not None:
-            losses[step] = float(loss[1])
-    return FewLines(files.json_objects([line.decode("utf-8", "replace") for line in kept]), every, losses)
+class LineSample:
+    """The metrics of one run, read on as they grow. Of a short file all lines are kept, of a long one those of a step in 2, 4, 8 ...
+
+    The steps are read from the text: only of lines that stay an object is made.
+    """
+
+    def __init__(self, paths: RunPaths, *, short_bytes: int = _SHORT_BYTES) -> None:
+        self._short_bytes = short_bytes
+        self._file = FollowedFile(paths.metrics_jsonl)
+        self._restart()
+
+    def _restart(self) -> None:
+        self._size, self._every, self._last = 0, 1, 0
+        self._kept: list[tuple[int | None, bytes]] = []
+        self._newest: list[bytes] = []  # of the last step
+        self._losses = StepCurve()
+
+    @property
+    def bytes_read(self) -> int:
+        """Of the file, by all reads together."""
+        return self._file.bytes_read
+
+    def read(self) -> FewLines:
+        """What is there now."""
+        for text in self._file.new_lines(self._restart):
+            self._take(text)
+        if self._size <= self._short_bytes:
+            return FewLines(_objects(line for _, line in self._kept))
+        while self._last // self._every > _STEPS:
+            self._every *= 2
+        self._kept = [(step, line) for step, line in self._kept if step is None or step % self._every == 0]
+        newest = self._newest if self._last % self._every else []
+        return FewLines(_objects([*(line for _, line in self._kept), *newest]), self._every, self._losses.points, self._losses.count)
+
+    def _take(self, text: bytes) -> None:
+        self._size += len(text) + 1
+        step = _step(text)
+        if step is None or step % self._every == 0:
+            self._kept.append((step, text))
+        if step is None:
+            return
+        if step != self._last:
+            self._last, self._newest = step, []
+        self._newest.append(text)
+        if _FIRST_RANK in text and (loss := _LOSS.search(text)) is not None:
+            self._losses.put(step, float(loss[1]), 0, 0.0)
 
 
 def glimpse(paths: RunPaths, *, short_bytes: int = _SHORT_BYTES) -> FewLines | None:
@@ -70,12 +101,20 @@ def glimpse(paths: RunPaths, *, short_bytes: int = _SHORT_BYTES) -> FewLines | N
     losses = {
         step: float(loss[1]) for lines in found for line in lines if (step := _step(line)) is not None and (loss := _LOSS.search(line))
     }
-    return FewLines(files.json_objects([line.decode("utf-8", "replace") for line in (*found[0], *found[-1])]), 0, losses)
+    return FewLines(_objects([*found[0], *found[-1]]), 0, tuple(LossPoint(step=step, loss=loss) for step, loss in sorted(losses.items())))
+
+
+def _objects(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    return files.json_objects(line.decode("utf-8", "replace") for line in lines)
+
+
+def _drawn(losses: Iterable[LossPoint]) -> tuple[CurvePoint, ...]:
+    return thinned([CurvePoint(step=point.step, value=point.loss) for point in losses])
 
 
 def first_look(report: RunReport, few: FewLines) -> RunReport:
     """A report without any metrics, with the loss of a `glimpse`."""
-    points = thinned([CurvePoint(step=step, value=loss) for step, loss in sorted(few.losses.items())])
+    points = _drawn(few.losses)
     curve = Curve(name="Loss", unit="nats per token", series=(Series(label="training", points=points),))
     return report.model_copy(
         update={
@@ -102,14 +141,14 @@ def whole(report: RunReport, few: FewLines) -> RunReport:
     """The report of these lines with the loss of all steps, and without the sums that only all lines would give."""
     if few.every == 1:
         return report
-    loss = thinned([CurvePoint(step=step, value=loss) for step, loss in sorted(few.losses.items())])
+    loss = _drawn(few.losses)
     curves = []
     for curve in report.curves:
         series = tuple(one.model_copy(update={"points": loss}) if one.label == "training" else one for one in curve.series)
         curves.append(curve.model_copy(update={"series": series}) if curve.name == "Loss" else curve)
     unknown = {"tokens": None, "tokens_per_kwh": None}
     return report.model_copy(update={
-        "curves": tuple(curves), "step_count": len(few.losses),
+        "curves": tuple(curves), "step_count": few.step_count,
         "missing": (*report.missing, f"the run has many steps: the loss is that of all, all else of one step in {few.every}; `homelab report` counts them all"),
         "shares": tuple(row.model_copy(update={"tokens": None}) for row in report.shares),
         "energy": report.energy.model_copy(update={

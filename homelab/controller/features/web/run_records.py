@@ -16,7 +16,7 @@ from homelab.controller.facts.reading import is_readable, read
 from homelab.controller.features.report import report_builder, report_sources
 from homelab.controller.features.report.run_report import RunReport
 from homelab.controller.features.web import long_run
-from homelab.controller.features.web.long_run import FewLines
+from homelab.controller.features.web.long_run import FewLines, LineSample
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import event_log, run_folder, run_record, store
 from homelab.controller.run.metric_keys import KnownKeys
@@ -31,6 +31,7 @@ class RunRecords:
     def __init__(self, paths: RunPaths, cluster: Cluster) -> None:
         self.paths, self._cluster = paths, cluster
         self.is_long = False
+        self._lines = LineSample(paths)
         self._stamps: list[tuple[int, int]] = []
         self._report: RunReport | None = None
         self._read: tuple[list[tuple[int, int]], Snapshot] | None = None
@@ -47,7 +48,7 @@ class RunRecords:
                 self.is_long = True
                 sources = report_sources.recorded(self.paths, self._cluster, [])
                 return self._snapshot(few), long_run.first_look(report_builder.build(sources), few)
-            few = long_run.lines_of(self.paths)
+            few = self._lines.read()
             self._read = (stamps, self._snapshot(few))
             self._reported(few, stamps, None)
         assert self._report is not None
@@ -58,7 +59,7 @@ class RunRecords:
         stamps = self._stamped()
         if self._report is not None and stamps == self._stamps and fleet is None:
             return self._report
-        return self._reported(long_run.lines_of(self.paths), stamps, fleet)
+        return self._reported(self._lines.read(), stamps, fleet)
 
     def total_steps(self) -> int | None:
         """As the newest plan has it, or the recipe; None where only the ranks know it."""

@@ -135,17 +135,48 @@ def test_a_long_run_has_its_whole_loss_and_a_part_of_the_rest(tmp_path: Path) ->
     ]  # fmt: skip
     lines.insert(7, {"attempt": 1, "eval_loss": 1.0, "kind": "eval", "rank": 0, "step": 2, "time": 1.0})
     paths.metrics_jsonl.write_text("".join(json.dumps(line, sort_keys=True) + "\n" for line in lines) + '{"cut": ')
-    few, whole = long_run.lines_of(paths, short_bytes=1000), long_run.lines_of(paths)
-    assert (few.every, whole.every, len(whole.lines)) == (5, 1, 15001) and len(few.lines) == 3001
+    few, whole = long_run.LineSample(paths, short_bytes=1000).read(), long_run.LineSample(paths).read()
+    assert (few.every, whole.every, len(whole.lines)) == (8, 1, 15001) and len(few.lines) == 3 * 625 + 1
     thin, all_ = report_of(few), report_of(whole)
-    assert thin.curves[0] == all_.curves[0] and 9.0 in [point.value for point in thin.curves[0].series[0].points], (
+    drawn, drawn_of_all = thin.curves[0].series[0].points, all_.curves[0].series[0].points
+    assert (drawn[0], drawn[-1]) == (drawn_of_all[0], drawn_of_all[-1]) and 9.0 in [point.value for point in drawn], (
         "a spike of one step stays"
     )
     assert {point.value for point in thin.curves[1].series[0].points} == {15.0}
-    assert "one step in 5" in thin.missing[-1] and thin.shares[0].tokens is None and thin.step_count == 5000
+    assert "one step in 8" in thin.missing[-1] and thin.shares[0].tokens is None and thin.step_count == 5000
     assert len(page_values.report(thin)) < 200_000
     first = long_run.glimpse(paths, short_bytes=1000)
-    assert first is not None and long_run.glimpse(paths) is None and set(first.losses.values()) <= {2.0, 9.0}
-    assert (min(first.losses), max(first.losses), max(line["step"] for line in first.lines)) == (1, 5000, 5000)
+    assert first is not None and long_run.glimpse(paths) is None and {point.loss for point in first.losses} <= {2.0, 9.0}
+    assert (first.losses[0].step, first.losses[-1].step, max(line["step"] for line in first.lines)) == (1, 5000, 5000)
     (curve,) = long_run.first_look(report_of(whole), first).curves
     assert curve.name == "Loss" and len(curve.series[0].points) > 200
+
+
+def test_the_lines_of_a_growing_run_are_read_once(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    paths.root.mkdir()
+
+    def write(steps: range) -> None:
+        with paths.metrics_jsonl.open("a") as stream:
+            stream.writelines(
+                json.dumps({"attempt": 1, "kind": "train", "loss": 1.0 + 1 / step, "rank": rank, "step": step, "time": 1.0}) + "\n"
+                for step in steps for rank in (0, 1)
+            )  # fmt: skip
+
+    def read_on(sample: long_run.LineSample, last: int) -> int:
+        before = sample.bytes_read
+        write(range(last + 1, last + 3))
+        few = sample.read()
+        assert few == long_run.LineSample(paths, short_bytes=1000).read() and few.step_count == last + 2
+        assert max(line["step"] for line in few.lines) == last + 2 and len(few.lines) <= 2 * 1001 + 2
+        return sample.bytes_read - before
+
+    sample, costs = long_run.LineSample(paths, short_bytes=1000), []
+    for first, last in ((1, 1000), (1003, 20_000)):
+        write(range(first, last + 1))
+        sample.read()
+        costs.append(read_on(sample, last))
+    assert abs(costs[1] - costs[0]) < 100
+    paths.metrics_jsonl.write_text("")
+    write(range(1, 3))
+    assert [line["step"] for line in sample.read().lines] == [1, 1, 2, 2]
