@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+import traceback
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from homelab.controller.base import secrets
 from homelab.controller.base.errors import HomelabError, UnreachableError
-from homelab.controller.base.hint import Options
+from homelab.controller.base.hint import Hint, Options, homelab
+from homelab.controller.base.sanitize import shortened
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.dashboard.run_list import RunRow
 from homelab.controller.features.status import monitor, run_index
@@ -26,6 +30,7 @@ _RUNS_S = 20.0  # between two questions which runs the nodes have
 _LINGER_S = 20.0  # connections stay open so long behind the last page: a page may be loaded again
 _QUIET_S = 15.0  # a stream says a word at least so often, so that both sides notice its end
 _MOST_COMPARED = 6
+_MOST_TEXT = 1000  # of an error that nobody has foreseen
 
 
 class Told:
@@ -177,10 +182,10 @@ class Observer:
                 await asyncio.sleep(monitor.INTERVAL_S)
                 used_s = time.process_time() - began_s
                 await topic.rest(max(_OVER_S if is_over else 0.0, _PART * used_s - monitor.INTERVAL_S))
-        except HomelabError as error:  # its folder is damaged
-            topic.tell("trouble", page_values.failed(error.message, error.where, str(error.hint)))
         except KeyboardInterrupt:  # it was left
             return
+        except Exception as error:  # noqa: BLE001 - its folder is damaged, or a mistake of ours: whoever looks at the page has to know
+            topic.tell("trouble", _failed(error))
         self._runs.pop(name)
         await asyncio.to_thread(source.leave)
 
@@ -191,7 +196,7 @@ class Observer:
         try:
             snapshot = await asyncio.to_thread(source.look)
         except HomelabError as error:
-            topic.tell("trouble", page_values.failed(error.message, error.where, str(error.hint)))
+            topic.tell("trouble", _failed(error))
             return True
         topic.tell("run", page_values.run(snapshot, is_asked=True))
         topic.tell("logs", page_values.logs(snapshot))
@@ -207,8 +212,8 @@ class Observer:
                 index = await asyncio.to_thread(run_index.all_runs, fleet, self._runs_dir, lambda text: None)
                 self._tell_all(index.rows, {name: error.message for name, error in index.unreachable.items()})
                 await asyncio.sleep(_RUNS_S)
-        except HomelabError as error:
-            topic.tell("trouble of all", page_values.failed(error.message, error.where, str(error.hint)))
+        except Exception as error:  # noqa: BLE001 - as in _watch
+            topic.tell("trouble of all", _failed(error))
         finally:
             fleet.__exit__()
 
@@ -217,3 +222,15 @@ class Observer:
         text = page_values.overview(rows, nodes, silent or {}, time.time(), self._options, is_asked=silent is not None)
         if silent is not None or not self._all.events:  # what the nodes said before is better than the records
             self._all.tell("overview", text)
+
+
+def _failed(error: Exception) -> str:
+    """What a page says of an error; one that no code has foreseen goes to the log of the server, too, with its traceback."""
+    if not isinstance(error, HomelabError):
+        logging.getLogger(__name__).error(secrets.hide("".join(traceback.format_exception(error))))
+        hint = Hint(
+            "load this page again, or {}; it is a fault of homelab: please report it with the words in that terminal", homelab("status")
+        )
+        message = shortened(secrets.hide(f"internal error: {type(error).__name__}: {error}"), _MOST_TEXT)
+        error = HomelabError(message, where="the terminal in which homelab web runs has all of it", hint=hint)
+    return page_values.failed(error.message, error.where, str(error.hint))

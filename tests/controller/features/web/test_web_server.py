@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 
 from homelab.cli import main
+from homelab.controller.base import secrets
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.config.cluster import Cluster
-from homelab.controller.features.status import monitor
+from homelab.controller.features.status import monitor, run_index
 from homelab.controller.features.web import observer, run_source
 from homelab.controller.features.web.observer import Observer
 from homelab.node.system import utilisation
@@ -38,6 +39,7 @@ FIXTURES = Path(__file__).parents[3] / "fixtures" / "older_runs"
 FAILED, DONE = "2026-11-26-0157-alone", "2026-11-26-0158-demo"
 NODES = ("node1", "node2")
 TOKEN = "the-token"
+SECRET = "hf_abcdefghijklmnop"
 WITH_COOKIE = {"cookie": f"homelab-1={TOKEN}"}
 
 Answered = tuple[int, dict[str, str], str]
@@ -216,6 +218,32 @@ def test_a_damaged_folder_is_told(site: Site) -> None:
     (site.runs / FAILED / "attempts" / "1" / "plan.json").write_text("{")
     said = site.get(f"/live?run={FAILED}", **WITH_COOKIE)[2]
     assert "this run's folder is damaged" in said and "mv " in said
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "broken"), [(DONE, "trouble", (monitor.Watcher, "look")), (None, "trouble of all", (run_index, "all_runs"))]
+)
+def test_a_mistake_of_ours_is_told_on_the_page_and_in_the_log(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str | None, kind: str, broken: tuple[Any, str]
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    secrets.know({"HF_TOKEN": SECRET})
+
+    def look(*_: Any, **__: Any) -> Any:
+        raise KeyError(f"a key that nobody has foreseen {SECRET}")
+
+    monkeypatch.setattr(*broken, look)
+    seen = site.with_runs().observer()
+    try:
+        error = run_in(seen, events_of(seen, name, kind))[kind]["error"]
+    finally:
+        secrets.know({})
+    assert (
+        error["message"].startswith("internal error: KeyError: 'a key that nobody has foreseen ***")
+        and "load this page again" in error["hint"]
+    )
+    assert "terminal in which homelab web runs" in error["where"] and "homelab status" in error["hint"]
+    assert "Traceback" in caplog.text and "in look" in caplog.text and SECRET not in caplog.text
 
 
 def test_one_look_serves_all_pages_and_none_is_made_without(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
