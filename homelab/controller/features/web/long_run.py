@@ -64,11 +64,16 @@ class LineSample:
             self._take(text)
         if self._size <= self._short_bytes:
             return FewLines(_objects(line for _, line in self._kept))
-        while self._last // self._every > _STEPS:
-            self._every *= 2
-        self._kept = [(step, line) for step, line in self._kept if step is None or step % self._every == 0]
+        self._thin()
         newest = self._newest if self._last % self._every else []
         return FewLines(_objects([*(line for _, line in self._kept), *newest]), self._every, self._losses.points, self._losses.count)
+
+    def _thin(self) -> None:
+        """At once, so that never more lines are held than needed."""
+        if self._last // self._every > _STEPS:
+            while self._last // self._every > _STEPS:
+                self._every *= 2
+            self._kept = [(step, line) for step, line in self._kept if step is None or step % self._every == 0]
 
     def _take(self, text: bytes) -> None:
         self._size += len(text) + 1
@@ -80,6 +85,8 @@ class LineSample:
         if step != self._last:
             self._last, self._newest = step, []
         self._newest.append(text)
+        if self._size > self._short_bytes:
+            self._thin()
         if _FIRST_RANK in text and (loss := _LOSS.search(text)) is not None:
             self._losses.put(step, float(loss[1]), 0, 0.0)
 
