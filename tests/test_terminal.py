@@ -20,6 +20,7 @@ from rich.text import Text
 from homelab.cli import common, conversation, main, terminal
 from homelab.cli.clean_console import CleanConsole
 from homelab.controller.base import errors
+from homelab.controller.features.chat.dialogue import Dialogue
 from tests import limits
 
 PRINTERS = ("cli/terminal.py", "cli/clean_console.py")
@@ -146,7 +147,7 @@ def _spoken(text: str) -> None:
             yield text
             raise _unclean(text)
 
-    conversation._ask(Said(), "trained", [], "hello", 8, title="after: ")  # type: ignore[arg-type]
+    conversation._ask(Dialogue(Said(), ["trained"]), "trained", "hello", 8, title="after: ")  # type: ignore[arg-type]
 
 
 def _unclean(text: str) -> errors.HomelabError:

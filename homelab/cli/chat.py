@@ -45,13 +45,13 @@ def command(
     with Fleet(loaded) as fleet:
         with common.progress(as_json) as say:
             paths = run_lookup.run(fleet, runs_dir, run, say)
-            say("the head loads the model")
             if prompt is not None:
+                say("the head loads the model")
                 answers = {
                     model: chat.ask(fleet, paths, prompt, base=model == "base", max_new_tokens=max_new_tokens, say=say) for model in models
                 }
             else:
-                held = begin(fleet, paths, models)
+                held = begin(fleet, paths, models, say)
         if prompt is None:
             with held:
                 conversation.hold(held, models, max_new_tokens)

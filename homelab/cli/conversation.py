@@ -14,7 +14,8 @@ from rich.cells import cell_len
 from homelab.cli import terminal
 
 if TYPE_CHECKING:
-    from homelab.controller.features.chat.conversation import Message, NodeConversation
+    from homelab.controller.features.chat.conversation import NodeConversation
+    from homelab.controller.features.chat.dialogue import Dialogue
 
 TITLES = {"base": "before: ", "trained": "after:  "}
 _HELP = "/new begins another conversation, /bye ends (Ctrl-D, too), Ctrl-C stops an answer"
@@ -65,23 +66,25 @@ class WrappedWords:
 
 
 def hold(conversation: NodeConversation, models: list[str], max_new_tokens: int) -> None:
-    """Until the questions end. Each model has the conversation with its own answers."""
+    """Until the questions end."""
+    from homelab.controller.features.chat.dialogue import Dialogue
+
     is_terminal = sys.stdin.isatty()
     for note in conversation.notes:
         terminal.echo(f"note: {note}", err=True)
     if is_terminal:
         terminal.echo(f"{conversation.run} on {conversation.node}. {_HELP}.", err=True)
-    histories: dict[str, list[Message]] = {model: [] for model in models}
+    dialogue = Dialogue(conversation, models)
     for question in _questions(is_terminal):
         if question == "/new":
-            histories = {model: [] for model in models}
+            dialogue.clear()
         elif question == "/help":
             terminal.echo(_HELP, err=True)
         elif question.startswith("/"):
             terminal.echo(f"no such command: {question}. {_HELP}", err=True)
         else:
-            for model, history in histories.items():
-                _ask(conversation, model, history, question, max_new_tokens, title=TITLES[model] if len(models) > 1 else "")
+            for model in models:
+                _ask(dialogue, model, question, max_new_tokens, title=TITLES[model] if len(models) > 1 else "")
 
 
 def _questions(is_terminal: bool) -> Iterator[str]:
@@ -101,27 +104,18 @@ def _questions(is_terminal: bool) -> Iterator[str]:
             yield line
 
 
-def _ask(conversation: NodeConversation, model: str, history: list[Message], question: str, max_new_tokens: int, *, title: str) -> None:
-    """Print the answer, and keep it in the history; a question without an answer is not kept."""
+def _ask(dialogue: Dialogue, model: str, question: str, max_new_tokens: int, *, title: str) -> None:
+    """Print the answer."""
     from homelab.controller.base.errors import HomelabError, UnreachableError
 
-    history.append({"role": "user", "content": question})
-    pieces: list[str] = []
     shown = WrappedWords(terminal.piece, shutil.get_terminal_size().columns if sys.stdout.isatty() else None)
     shown.add(title)
     try:
-        for piece in conversation.answer(history, model=model, max_new_tokens=max_new_tokens):
-            pieces.append(piece)
-            shown.add(piece)
-    except KeyboardInterrupt:
-        conversation.stop()
-        shown.add(" ...")
+        dialogue.ask(model, question, max_new_tokens, shown.add)
     except UnreachableError:
         raise
     except HomelabError as error:
-        history.pop()
         terminal.echo()
         terminal.three_parts("error", error.message, error.where, error.hint)
         return
     shown.end()
-    history.append({"role": "assistant", "content": "".join(pieces).strip()})

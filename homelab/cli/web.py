@@ -23,12 +23,12 @@ def command(
         typer.Option("--port", min=0, max=65535, help="The port. Default: the first free one from 8808 on; 0: any.", show_default=False),
     ] = None,
     lan: Annotated[
-        bool, typer.Option("--lan", help="Open it to your network, too: whoever has the address with its token reads all.")
+        bool, typer.Option("--lan", help="Open it to your network, too: whoever has the address with its token reads all and can chat.")
     ] = False,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
 ) -> int:
-    """Show the runs on a page in your browser, live: nodes, cards, curves, attempts, logs. It reads only. Ctrl-C ends the page, not a run."""
+    """Show the runs on a page in your browser, live: nodes, cards, curves, attempts, logs, a chat with the model. Ctrl-C ends the page, not a run."""
     from homelab.controller.base import package
 
     for module in ("starlette", "uvicorn"):
@@ -42,9 +42,10 @@ def command(
         terminal.echo("\n".join(addresses))
         if lan:
             terminal.echo(
-                "Everybody on your network who has such an address reads all that this page shows. It is not encrypted: use it at home only."
+                "Everybody on your network who has such an address reads all that this page shows, and can load a run's model to chat with it. "
+                "It is not encrypted: use it at home only."
             )
-        terminal.echo("The page reads only. Ctrl-C ends the page, not a run.")
+        terminal.echo("But for the chat, the page reads only. Ctrl-C ends the page, not a run.")
 
     web_server.serve(loaded, runs_dir, common.options_of(cluster, runs_dir), place, run=run, serving=serving)
     terminal.echo(f"Next: homelab status{common.same_options(cluster, runs_dir)}")

@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 
 
 def converse(request: JsonObject) -> None:
-    """`request`: workdir, run, node, models ("trained", "base" or both). The controller writes nothing more before the program says that it is ready."""
+    """`request`: workdir, run, node, models ("trained", "base" or both), silent_s (see the program).
+
+    The controller writes nothing more before the program says that it is ready.
+    """
     run_dir = paths.run_dir(request["workdir"], request["run"])
-    body = json.dumps({"run_dir": run_dir, "models": request["models"]})
+    body = json.dumps({"run_dir": run_dir, "models": request["models"], "silent_s": request.get("silent_s")})
     environment = dict(os.environ, HF_HUB_DISABLE_PROGRESS_BARS="1", **cards_of(run_dir, request["node"]))
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-m", "homelab.worker.tools.conversation", body], environment)

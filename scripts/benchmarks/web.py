@@ -5,8 +5,12 @@ console_errors           errors and warnings in the browser's console, and failu
 requests_elsewhere       requests to any other host
 long_run_shown_s         from the address to the drawn loss of 100,000 steps on eight nodes, the slowest of all
 long_run_cpu_s           processor time of homelab for one page of that run, on average
+chat_wrong               of conversations held by the keyboard: a focus, a line or a turn that was not as it should be
+chat_left                programs of the model on the node 10 s after the last page left in the middle of an answer
+chat_first_word_s        from Enter to the first word of an answer, the slowest of all; the model's words are played
 
-The runs: one with a kill and a recovery (tests/fixtures/older_runs), with hostile words in its events and answers, and a long one. It needs
+The runs: one with a kill and a recovery (tests/fixtures/older_runs), with hostile words in its events and answers, and a long one; and one whose
+node is this machine, where a program says hostile words in place of its model (scripts/practice/played_model.py). It needs
 chromium, node and npm: playwright-core and axe-core are fetched into a temporary folder. SHOTS=FOLDER keeps pictures.
 """
 
@@ -27,6 +31,8 @@ from typing import Any
 
 import psutil
 from benchmarks import report
+
+from scripts.practice import played_model
 
 _ROOT = Path(__file__).parents[2]
 _FIXTURES = _ROOT / "tests" / "fixtures" / "older_runs" / "controller"
@@ -55,23 +61,33 @@ def main() -> int:
         _runs(folder / "runs")
         pages = _seen(chromium, folder, "/", f"/runs/{_DONE}", f"/runs/{_FAILED}")
         long = _seen(chromium, folder, f"/runs/{_LONG}")
+        (folder / "chat").mkdir()
+        environment = played_model.played(folder / "chat", loading_s=1.5)
+        talks = _seen(chromium, folder / "chat", f"/runs/{_DONE}#chat", packages=folder, environment=environment)
+        ends_s = time.monotonic() + 10
+        while (left := played_model.left(folder)) and time.monotonic() < ends_s:
+            time.sleep(0.1)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    seen = [*pages, *long]
+    seen = [*pages, *long, *talks]
     serious = [finding for page in seen for finding in page["axe"] if finding["impact"] in ("serious", "critical")]
     figures = {
         "pages": float(len(seen)), "serious_findings": float(len(serious)), "console_errors": float(sum(len(page["errors"]) for page in seen)),
         "requests_elsewhere": float(sum(len(page["elsewhere"]) for page in seen)), "too_wide": float(sum(page["is_too_wide"] for page in seen)),
         "hostile_words_run": float(sum(page["hit"] for page in seen)), "long_run_shown_s": max(page["shown_s"] for page in long),
-        "long_run_cpu_s": max(page["cpu_s"] for page in long),
+        "long_run_cpu_s": max(page["cpu_s"] for page in long), "chat_wrong": float(sum(len(page["wrong"]) for page in talks)), "chat_left": float(len(left)),
+        "chat_first_word_s": max(page["first_word_s"] for page in talks),
     }  # fmt: skip
     rows = [
-        (f"{page['path']} {page['width']} {page['scheme']}", f"{page['shown_s']:.1f} s {page['errors'] or ''} {page['axe'] or ''}")
+        (
+            f"{page['path']} {page['width']} {page['scheme']}",
+            f"{page['shown_s']:.1f} s {page['errors'] or ''} {page['axe'] or ''} {page.get('wrong') or ''}",
+        )
         for page in seen
     ]
     report.finish("web", figures, seen, rows, options.json)
-    are_shown = all(page["hostile_texts"] for page in pages if page["path"].endswith(_DONE))
-    faults = ("serious_findings", "console_errors", "requests_elsewhere", "too_wide", "hostile_words_run")
+    are_shown = all(page["hostile_texts"] for page in (*pages, *talks) if _DONE in page["path"])
+    faults = ("serious_findings", "console_errors", "requests_elsewhere", "too_wide", "hostile_words_run", "chat_wrong", "chat_left")
     return 0 if are_shown and not any(figures[name] for name in faults) else 1
 
 
@@ -94,11 +110,13 @@ def _runs(folder: Path) -> None:
     (folder.parent / "cluster.toml").write_text(nodes)
 
 
-def _seen(chromium: str, folder: Path, *paths: str) -> list[dict[str, Any]]:
-    """What the browser has seen of each page; `cpu_s`: of the server, for each of them."""
-    with _served(folder) as (address, server):
+def _seen(
+    chromium: str, folder: Path, *paths: str, packages: Path | None = None, environment: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """What the browser has seen of each page; `cpu_s`: of the server, for each of them. `packages`: where the browser's are, if not in `folder`."""
+    with _served(folder, environment) as (address, server):
         before = sum(server.cpu_times()[:2])
-        program = ["node", str(Path(__file__).with_name("web_browser.mjs")), chromium, str(folder), address, *paths]
+        program = ["node", str(Path(__file__).with_name("web_browser.mjs")), chromium, str(packages or folder), address, *paths]
         said = subprocess.run(program, stdout=subprocess.PIPE, text=True, check=True, timeout=1200).stdout
         pages: list[dict[str, Any]] = [json.loads(line) for line in said.splitlines()]
         used = sum(server.cpu_times()[:2]) - before
@@ -106,9 +124,9 @@ def _seen(chromium: str, folder: Path, *paths: str) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _served(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
+def _served(folder: Path, environment: dict[str, str] | None) -> Iterator[tuple[str, psutil.Process]]:
     words = ["web", "--port", "0", "--cluster", str(folder / "cluster.toml"), "--runs-dir", str(folder / "runs")]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HOMELAB_")}
+    environment = environment or {name: value for name, value in os.environ.items() if not name.startswith("HOMELAB_")}
     with subprocess.Popen([sys.executable, "-m", "homelab", *words], stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stdout is not None

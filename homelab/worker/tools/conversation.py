@@ -1,8 +1,9 @@
-"""python -m homelab.worker.tools.conversation {"run_dir", "models": ["trained", "base"]}: questions as JSON lines on stdin, answers as they are computed.
+"""python -m homelab.worker.tools.conversation {"run_dir", "models": ["trained", "base"], "silent_s"}: questions as JSON lines on stdin, answers as they are computed.
 
 A question is {"messages": [{"role", "content"}], "model": "trained" or "base", "max_new_tokens"}; {"stop": true} ends the answer that is being given.
-Prints {"ready": {"notes"}} when the models are loaded, {"piece": text} while it answers and {"end": {"tokens", "stopped"}} after it, or
-{"error": {"message", "where", "hint"}}, with {"kind": "no-room"} where there is no memory. Ends when stdin is closed.
+Prints {"loading": text} on the memory that it takes, {"ready": {"notes"}} when the models are loaded, {"piece": text} while it answers and
+{"end": {"tokens", "stopped"}} after it, or {"error": {"message", "where", "hint"}}, with {"kind": "no-room"} where there is no memory. Ends when
+stdin is closed, also while it loads, and where nothing was asked for `silent_s` seconds (None: for any time).
 """
 
 from __future__ import annotations
@@ -28,11 +29,10 @@ _FIRST_TOKENS = 2048  # of a conversation, for the estimate of the memory
 class Conversation:
     """The models, loaded once, in the precision in which they were trained."""
 
-    def __init__(self, run_dir: Path, models: list[str]) -> None:
-        self.run = run_model.read_run(run_dir)
+    def __init__(self, run_dir: Path, models: list[str], stop: threading.Event) -> None:
+        self.run, self.stop = run_model.read_run(run_dir), stop
         with chat.trained_folder(self.run, run_dir, is_base="trained" not in models) as trained:
             self._load(run_dir, models, trained)
-        self.stop = threading.Event()
 
     def _load(self, run_dir: Path, models: list[str], trained: Path | None) -> None:
         imports.prepare(self.run, bitsandbytes=section(Method, self.run["recipe"]).quantisation is not None)
@@ -43,6 +43,7 @@ class Conversation:
         self.tokenizer = load_tokenizer(self.run, path)
         place = chat.place(self.run, run_dir, path, trained, _FIRST_TOKENS)
         self.notes = [place.note] if place.note else []
+        _print({"loading": place.room})
         self.model = chat.load(self.run, run_dir, path, trained, place.card).eval()
         # An adapter is left out for the base's answers; wholly trained weights need the base beside them.
         self.has_adapter = hasattr(self.model, "disable_adapter")
@@ -94,13 +95,13 @@ def _print(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)
 
 
-def _listen(questions: queue.Queue[dict[str, Any]], conversation: Conversation) -> None:
+def _listen(questions: queue.Queue[dict[str, Any]], stop: threading.Event) -> None:
     for line in sys.stdin:
         question = json.loads(line)
         if question.get("stop"):
-            conversation.stop.set()
+            stop.set()
         else:
-            conversation.stop.clear()  # here: a wish to stop that comes before the answer has begun counts
+            stop.clear()  # here: a wish to stop that comes before the answer has begun counts
             questions.put(question)
     os._exit(0)  # nobody reads the answer any more
 
@@ -111,22 +112,24 @@ def _error(error: WorkerError) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Load, then answer until stdin is closed. Returns 1 where it cannot begin."""
+    """Load, then answer until stdin is closed or nobody asks any more. Returns 1 where it cannot begin."""
     request = json.loads(sys.argv[1])
+    questions, stop = queue.Queue[dict[str, Any]](), threading.Event()
+    threading.Thread(target=_listen, args=(questions, stop), daemon=True).start()  # who leaves while it loads does not leave it behind
     try:
-        conversation = Conversation(Path(request["run_dir"]), request["models"])
+        conversation = Conversation(Path(request["run_dir"]), request["models"], stop)
     except WorkerError as error:
         _print(_error(error))
         return 1
     _print({"ready": {"notes": conversation.notes}})
-    questions: queue.Queue[dict[str, Any]] = queue.Queue()
-    threading.Thread(target=_listen, args=(questions, conversation), daemon=True).start()
     while True:
         try:
-            _print({"end": conversation.answer(questions.get())})
+            _print({"end": conversation.answer(questions.get(timeout=request.get("silent_s")))})
+        except queue.Empty:
+            return 0
         except WorkerError as error:
             _print(_error(error))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    os._exit(main())  # all is printed, and the thread that waits for stdin would be in the way of an ordinary end

@@ -6,7 +6,7 @@ Sizes of quantised weights: `homelab.shared.protocol.quantisation`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from homelab.shared.law.stage import Stage
@@ -35,10 +35,14 @@ class RoomOnCard:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the model is loaded: the number of a card, or None for the CPU; `note` is for the person who asks."""
+    """Where the model is loaded: the number of a card, or None for the CPU; `note` is for the person who asks.
+
+    `room`: what the model needs, and what is free there, for the person who waits for it.
+    """
 
     card: int | None
     note: str | None = None
+    room: str = field(default="", compare=False)
 
 
 def choose(needed_bytes: int | None, cards: Sequence[RoomOnCard], ram_bytes: int | None, *, run: str, model: str) -> Place:
@@ -48,14 +52,17 @@ def choose(needed_bytes: int | None, cards: Sequence[RoomOnCard], ram_bytes: int
     """
     best = max(cards, key=lambda card: card.free_bytes, default=None)
     training = f"; the run trains on it now (homelab status {run})" if best and best.is_training else ""
+    size = "it is not known how much memory it needs" if needed_bytes is None else f"it needs about {_gb(needed_bytes)}"
     if best and (needed_bytes is None or needed_bytes <= best.free_bytes):
-        return Place(best.index, f"answered during the training: the run trains on card {best.index} now" if training else None)
+        note = f"answered during the training: the run trains on card {best.index} now" if training else None
+        return Place(best.index, note, f"{size}; card {best.index} ({best.name}) has {_gb(best.free_bytes)} free")
+    room = f"{size}; RAM has {_gb(ram_bytes)} free" if ram_bytes is not None else size
     if needed_bytes is None:
-        return Place(None)
+        return Place(None, room=room)
     needs = f"the model needs about {_gb(needed_bytes)} to answer"
     on_card = f"card {best.index} ({best.name}) has {_gb(best.free_bytes)} free{training}" if best else "there is no card"
     if ram_bytes is None or needed_bytes <= ram_bytes:
-        return Place(None, f"answered on the CPU, slowly: {needs}, and {on_card}" if best else None)
+        return Place(None, f"answered on the CPU, slowly: {needs}, and {on_card}" if best else None, room)
     if training:
         hint = f"ask again when the run is done, or end it first: homelab stop {run}"
     elif best:

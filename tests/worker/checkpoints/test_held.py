@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ def test_chat_and_export_outlive_the_checkpoint_that_they_read(training: Path, m
 
     monkeypatch.setattr(chat, "load", slow)
     assert "answer" in chat.answer({"run_dir": str(training), "prompt": "abc", "max_new_tokens": 1})
-    assert conversation.Conversation(training, ["trained"]).model is not None
+    assert conversation.Conversation(training, ["trained"], threading.Event()).model is not None
     assert checkpoint_folder.complete_steps(training / "checkpoints") == [5], "the control: two were removed meanwhile"
     assert model_export.export(training, 3) == "exports/step-00000005", "the node names the newer one that it has made"
     assert not list((training / "checkpoints").glob(".*"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,8 +26,8 @@ pytestmark = pytest.mark.timeout(120)
 class Program:
     """The program as the node starts it."""
 
-    def __init__(self, run_dir: Path, *models: str) -> None:
-        request = json.dumps({"run_dir": str(run_dir), "models": models})
+    def __init__(self, run_dir: Path, *models: str, silent_s: float | None = None) -> None:
+        request = json.dumps({"run_dir": str(run_dir), "models": models, "silent_s": silent_s})
         self.process = subprocess.Popen(
             [sys.executable, "-m", "homelab.worker.tools.conversation", request], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
@@ -76,6 +77,7 @@ def program(run_dir: Path) -> Iterator[Program]:
 
 
 def test_questions_are_answered_until_nobody_asks(program: Program) -> None:
+    assert re.fullmatch(r"it needs about 0\.\d\d GB; RAM has \d+\.\d\d GB free", program.read()["loading"])
     assert "ready" in program.read()
     answers = {name: program.ask("hello", name) for name in ("trained", "base")}
     assert all(
@@ -94,6 +96,16 @@ def test_questions_are_answered_until_nobody_asks(program: Program) -> None:
     assert program.process.stdin
     program.process.stdin.close()
     assert program.process.wait(30) == 0
+
+
+def test_who_leaves_while_it_loads_or_asks_no_more_does_not_leave_it_behind(run_dir: Path) -> None:
+    program = Program(run_dir, "trained")
+    assert "loading" in program.read() and program.process.stdin
+    program.process.stdin.close()
+    assert program.process.wait(30) == 0
+    forgotten = Program(run_dir, "trained", silent_s=0.5)
+    assert "loading" in forgotten.read() and "ready" in forgotten.read()
+    assert forgotten.process.wait(30) == 0, "although its stdin is open"
 
 
 def test_without_a_model_it_says_so_and_ends(tmp_path: Path, model: Path, data: Path) -> None:

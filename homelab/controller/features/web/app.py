@@ -1,4 +1,4 @@
-"""The pages as a web application: one HTML file, one stream of events, and two questions. It answers GET alone: nothing here acts."""
+"""The pages as a web application: one HTML file, one stream of events, and two questions. All of it answers GET; only the chat acts, by POST."""
 
 from __future__ import annotations
 
@@ -17,17 +17,21 @@ from starlette.types import ASGIApp
 
 from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.features.web import page_values
+from homelab.controller.features.web.chat_requests import ChatRequests
 from homelab.controller.features.web.guard import PageGuard
 from homelab.controller.features.web.observer import Observer
+from homelab.controller.features.web.page_chats import PageChats
 
 
-def make(observer: Observer, *, token: str, hosts: Collection[str], cookie: str) -> ASGIApp:
+def make(observer: Observer, chats: PageChats, *, token: str, hosts: Collection[str], cookie: str) -> ASGIApp:
     """The application behind its guard."""
     page = importlib.resources.files("homelab.controller.features.web").joinpath("page.html").read_text(encoding="utf-8")
-    answers = _Answers(observer, page)
+    answers, asked = _Answers(observer, page), ChatRequests(chats)
     routes = [
         Route("/", answers.page, methods=["GET"]), Route("/runs/{name:path}", answers.page, methods=["GET"]),
         Route("/live", answers.live, methods=["GET"]), Route("/logs", answers.logs, methods=["GET"]), Route("/compare", answers.compare, methods=["GET"]),
+        Route("/chat", asked.begin, methods=["POST"]), Route("/chat/ask", asked.ask, methods=["POST"]), Route("/chat/stop", asked.stop, methods=["POST"]),
+        Route("/chat/new", asked.new, methods=["POST"]),
     ]  # fmt: skip
     return PageGuard(Starlette(routes=routes), token=token, hosts=hosts, cookie=cookie, policy=policy(page))
 

@@ -1,4 +1,7 @@
-"""Who may see a page: the address names this machine, and the reader has the token. It stands before everything else of the server."""
+"""Who may see a page: the address names this machine, and the reader has the token. What acts is asked by the page itself.
+
+It stands before everything else of the server.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 _NO_TOKEN = (
     "This page needs the token in its address: open the whole address that `homelab web` has printed. After a restart it is another one.\n"
 )
+_OTHER_PAGE = "Only the page that `homelab web` serves may ask for this.\n"
 _OTHER_NAME = "This page is not served under that name. Open the address that `homelab web` has printed.\n"
 
 
@@ -43,7 +47,12 @@ class PageGuard:
         if host_of(headers.get(b"host", b"")) not in self._hosts:
             await PlainTextResponse(_OTHER_NAME, 403)(scope, receive, guarded)
             return
-        (given,) = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[:1] or [""]
+        does_act = scope["method"] not in ("GET", "HEAD")
+        # A cookie is that of all ports of this machine, and goes with what any page of them sends: browsers name that page in Origin.
+        if does_act and headers.get(b"origin", b"").lower() != b"http://" + headers[b"host"].strip().lower():
+            await PlainTextResponse(_OTHER_PAGE, 403)(scope, receive, guarded)
+            return
+        (given,) = [""] if does_act else parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[:1] or [""]
         if given and self._is_token(given):
             cookie = f"{self._cookie}={self._token}; HttpOnly; SameSite=Strict; Path=/"
             added.append((b"set-cookie", cookie.encode()))

@@ -165,7 +165,7 @@ class Observer:
         source, topic = self._runs[name]
         try:
             snapshot, report = await asyncio.to_thread(source.recorded)
-            topic.tell("run", page_values.run(snapshot, is_asked=False))
+            topic.tell("run", page_values.run(snapshot, is_asked=False, is_script=source.records.is_script))
             topic.tell("report", page_values.report(report))
             if source.records.is_long:  # that was a first look
                 report = await asyncio.to_thread(source.records.report)
@@ -198,7 +198,7 @@ class Observer:
         except HomelabError as error:
             topic.tell("trouble", _failed(error))
             return True
-        topic.tell("run", page_values.run(snapshot, is_asked=True))
+        topic.tell("run", page_values.run(snapshot, is_asked=True, is_script=source.records.is_script))
         topic.tell("logs", page_values.logs(snapshot))
         topic.tell("trouble", "null")
         return snapshot.is_over

@@ -30,7 +30,7 @@ class RunRecords:
 
     def __init__(self, paths: RunPaths, cluster: Cluster) -> None:
         self.paths, self._cluster = paths, cluster
-        self.is_long = False
+        self.is_long = self.is_script = False
         self._lines = LineSample(paths)
         self._stamps: list[tuple[int, int]] = []
         self._report: RunReport | None = None
@@ -78,7 +78,7 @@ class RunRecords:
         paths = self.paths
         plan, described = run_folder.plan_of(paths), store.read_object(paths.run_json)
         recipe, state = described.get("recipe"), cast(State, run_folder.state_of(paths))
-        is_script = isinstance(recipe, dict) and bool(recipe.get("script"))
+        is_script = self.is_script = isinstance(recipe, dict) and bool(recipe.get("script"))
         known = KnownKeys()
         measured = Measured(read(Metric, line) for line in few.lines if is_readable(Metric, line) and known.add(line))
         run = RunInfo(paths.name, described.get("recipe_file", ""), plan, is_script)

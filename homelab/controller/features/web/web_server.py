@@ -22,6 +22,7 @@ from homelab.controller.base.hint import Options, homelab
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.features.web import app
 from homelab.controller.features.web.observer import Observer
+from homelab.controller.features.web.page_chats import PageChats
 
 FIRST_PORT = 8808
 _MOST_PORTS = 100
@@ -77,8 +78,8 @@ def serve(
     """Until Ctrl-C. `serving` is told the addresses, with their token, once they can be opened; `run`: the one that they lead to."""
     token = secrets.token_urlsafe(24)
     path = f"/runs/{quote(run)}" if run else "/"
-    observer = Observer(cluster, runs_dir, options)
-    made = app.make(observer, token=token, hosts=place.names, cookie=f"homelab-{place.port}")
+    observer, chats = Observer(cluster, runs_dir, options), PageChats(cluster, runs_dir)
+    made = app.make(observer, chats, token=token, hosts=place.names, cookie=f"homelab-{place.port}")
     config = uvicorn.Config(
         made, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False, timeout_graceful_shutdown=2,
     )  # fmt: skip
@@ -88,7 +89,7 @@ def serve(
         serving = asyncio.create_task(server.serve(sockets=[place.listener]))
         while not (server.should_exit or serving.done()):
             await asyncio.sleep(_LOOK_S)
-        await observer.close()  # before the server waits for its streams
+        await asyncio.gather(chats.close(), observer.close())  # before the server waits for its streams
         await serving
 
     # Signals belong to the main thread, where Ctrl-C ends this command as it ends every other.

@@ -32,7 +32,7 @@ from tests.fakes import FakeFleet
 
 pytest.importorskip("starlette", reason="homelab web needs it: pip install '.[web]'")
 pytest.importorskip("uvicorn", reason="homelab web needs it: pip install '.[web]'")
-from homelab.controller.features.web import app, guard, web_server
+from homelab.controller.features.web import app, guard, page_chats, web_server
 
 pytestmark = pytest.mark.timeout(60)
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "older_runs"
@@ -51,7 +51,7 @@ class Site:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.runs, self.nodes, self.fleet = folder / "runs", folder / "nodes", FakeFleet(folder / "nodes", NODES)
         self.cluster: Cluster = builders.cluster(NODES)
-        for module in (observer, run_source):
+        for module in (observer, run_source, page_chats):
             monkeypatch.setattr(module, "Fleet", lambda cluster: self.fleet)
         monkeypatch.setattr(self.fleet, "give_up_all", lambda: None)  # it is used again
         monkeypatch.setattr(utilisation, "cpu_percent", lambda: 12.0)
@@ -65,7 +65,9 @@ class Site:
         return Observer(self.cluster, self.runs, lambda name: "")
 
     def get(self, path: str, *, method: str = "GET", **headers: str) -> Answered:
-        made = app.make(self.observer(), token=TOKEN, hosts=web_server.LOOPBACK, cookie="homelab-1")
+        made = app.make(
+            self.observer(), page_chats.PageChats(self.cluster, self.runs), token=TOKEN, hosts=web_server.LOOPBACK, cookie="homelab-1"
+        )
         return asyncio.run(request(made, path, method, {"host": "127.0.0.1:8808", **headers}))
 
 
@@ -127,8 +129,10 @@ def test_the_names_of_this_machine_are_taken(site: Site, host: str) -> None:
     assert site.get("/", host=host, **WITH_COOKIE)[0] == 200 and guard.host_of(host.encode()) in web_server.LOOPBACK
 
 
-def test_nothing_acts(site: Site) -> None:
-    assert {site.get("/live", method=method, **WITH_COOKIE)[0] for method in ("POST", "PUT", "DELETE", "PATCH")} == {405}
+def test_nothing_but_the_chat_acts(site: Site) -> None:
+    own = {**WITH_COOKIE, "origin": "http://127.0.0.1:8808"}
+    paths = ("/", "/live", "/logs", "/compare", f"/runs/{DONE}")
+    assert {site.get(path, method=method, **own)[0] for path in paths for method in ("POST", "PUT", "DELETE", "PATCH")} == {405}
 
 
 def test_the_policy_allows_this_page_alone(site: Site) -> None:
@@ -203,6 +207,19 @@ def test_a_run_whose_nodes_are_off_is_read_from_the_records(site: Site) -> None:
     assert told["run"]["answer"].startswith("alone failed at step 22 of 120: rank 1 on node2 was killed") and told["run"]["are_all_silent"]
     assert any("as seen before" in note for note in told["run"]["notes"]) and len(told["report"]["curves"]) >= 3
     assert "homelab recover" in told["run"]["diagnosis"]["hint"]
+
+
+@pytest.mark.parametrize("script", [None, {"path": "train.py"}])
+def test_the_model_of_a_program_of_ones_own_has_no_chat(site: Site, script: dict[str, str] | None) -> None:
+    seen = site.with_runs().observer()
+    for folder in (site.runs, *(site.nodes / name / "runs" for name in NODES)):
+        file = folder / DONE / "run.json"
+        described = json.loads(file.read_text())
+        if script:
+            described["recipe"] |= {"script": script, **dict.fromkeys(("model", "data", "method", "train"))}
+        file.write_text(json.dumps(described))
+    told = run_in(seen, events_of(seen, DONE, "logs"))
+    assert told["run"]["is_script"] is (script is not None) and "if (!run.is_script) part(" in site.get("/", **WITH_COOKIE)[2]
 
 
 def test_no_runs_yet(site: Site) -> None:

@@ -1,0 +1,103 @@
+"""What a page may ask a conversation, by POST: JSON of a known form and length. Who may ask is decided before (`guard.py`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+
+from homelab.controller.base.errors import BusyError, HomelabError
+from homelab.controller.features.web.page_chats import PageChat, PageChats
+
+MOST_QUESTION = 20_000  # letters
+_MOST_BODY = 12 * MOST_QUESTION + 1000  # bytes: a letter is at most twelve, as two escapes of JSON
+_MODELS = {"trained": ["trained"], "base": ["base"], "both": ["base", "trained"]}
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class Beginning(_Asked):
+    """A conversation with the models of a run."""
+
+    run: Name
+    model: Literal["trained", "base", "both"]
+
+
+class OfChat(_Asked):
+    """Something that a conversation shall do."""
+
+    chat: Name
+
+
+class Question(OfChat):
+    """The next question, as `homelab chat` asks it."""
+
+    text: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MOST_QUESTION)]
+    max_new_tokens: Annotated[int, Field(ge=1, le=4096)]
+
+
+Kind = TypeVar("Kind", bound=_Asked)
+
+
+class ChatRequests:
+    """The answers of a server to its pages."""
+
+    def __init__(self, chats: PageChats) -> None:
+        self._chats = chats
+
+    async def begin(self, request: Request) -> Response:
+        """A stream with one event a line. The conversation lives as long as it does; a refusal is an event of it."""
+        wanted = await _read(request, Beginning)
+        headers = {"x-accel-buffering": "no"}
+        return StreamingResponse(self._lines(wanted), media_type="application/x-ndjson", headers=headers)
+
+    async def _lines(self, wanted: Beginning) -> AsyncIterator[bytes]:
+        async with aclosing(self._chats.follow(wanted.run, _MODELS[wanted.model])) as events:
+            async for event in events:
+                yield (json.dumps(event, ensure_ascii=False) if event else "").encode("utf-8", "replace") + b"\n"
+
+    async def ask(self, request: Request) -> Response:
+        """The next question; its answer comes in the stream."""
+        question = await _read(request, Question)
+        return self._answered(question, lambda chat: chat.ask(question.text, question.max_new_tokens))
+
+    async def stop(self, request: Request) -> Response:
+        """No further word of this answer."""
+        return self._answered(await _read(request, OfChat), PageChat.stop)
+
+    async def new(self, request: Request) -> Response:
+        """The models forget what was said."""
+        return self._answered(await _read(request, OfChat), PageChat.new)
+
+    def _answered(self, wanted: OfChat, act: Callable[[PageChat], None]) -> Response:
+        """204; 404 where that conversation has ended, 409 where it cannot do that now."""
+        try:
+            act(self._chats.chat(wanted.chat))
+        except HomelabError as error:
+            return PlainTextResponse(str(error), 409 if isinstance(error, BusyError) else 404)
+        return Response(status_code=204)
+
+
+async def _read(request: Request, kind: type[Kind]) -> Kind:
+    """The body. Raises HTTPException where it is no JSON by its name (415), too long (413) or not of this kind (400)."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise HTTPException(415, "This is asked in JSON.")
+    body = bytearray()
+    async for block in request.stream():
+        body += block
+        if len(body) > _MOST_BODY:
+            raise HTTPException(413, f"A question has at most {MOST_QUESTION} letters.")
+    try:
+        return kind.model_validate_json(bytes(body))
+    except ValidationError as error:
+        raise HTTPException(400, "This is not what the page asks.") from error
