@@ -187,8 +187,8 @@ def progress(quiet: bool = False) -> Iterator[Callable[[str], None]]:
         yield lambda text: terminal.echo(f". {text}", err=True)
 
 
-def same_options(cluster: Path, runs_dir: Path | None = None) -> str:
-    """The options a follow-up command needs to mean the same files, as shell text; empty where the environment or the defaults say it.
+def same_options(cluster: Path, runs_dir: Path | None = None, nodes: str = "") -> str:
+    """The options a follow-up command needs to mean the same files and nodes, as shell text; empty where the environment or the defaults say it.
 
     Without `runs_dir` it is for a command that has no --runs-dir, or comes from one that has none: then the next one finds the
     folder by itself, by HOMELAB_RUNS or the default.
@@ -200,7 +200,7 @@ def same_options(cluster: Path, runs_dir: Path | None = None) -> str:
         text += f" --cluster {shlex.quote(str(cluster))}"
     if runs_dir is not None and runs_dir != Path(os.environ.get("HOMELAB_RUNS") or places.runs()):
         text += f" --runs-dir {shlex.quote(str(runs_dir))}"
-    return text
+    return f"{text} --nodes {shlex.quote(nodes)}" if nodes else text
 
 
 def options_of(cluster: Path, runs_dir: Path | None = None) -> Options:

@@ -92,6 +92,8 @@ def _print(made: NewRecipe, file: Path, options: str) -> None:
     wrote = "Wrote" if made.is_changed else "Nothing to change in"
     terminal.echo(f"{wrote} {file}: {chosen.recipe.model.name} learns {made.rows.count} rows {how}.")
     terminal.echo(answer.of(chosen.plan, made.verdict) if chosen.plan is not None else f"{made.verdict.title}: {made.verdict.seen}")
+    if chosen.who:
+        terminal.echo(f"It trains on {chosen.who}.")
     if not made.verdict.runs:
         terminal.echo(f"First: {named(made.verdict.edit)}")
     if made.seen.file is not None and made.seen.file.previews:
@@ -106,7 +108,8 @@ def _print(made: NewRecipe, file: Path, options: str) -> None:
 
 
 def _document(made: NewRecipe, file: Path) -> dict[str, object]:
-    """{"file", "written", "verdict", "hours", "decisions": [{"key", "value", "reason"}], "kept": [key, ...], "rows": {...}, "notes": [...]}."""
+    """{"file", "written", "verdict", "hours", "decisions": [{"key", "value", "reason"}], "kept": [key, ...], "rows": {...},
+    "nodes": [name, ...] (of the launch), "left_out": [name, ...], "because_of_nodes", "notes": [...]}."""
     from dataclasses import asdict
 
     chosen = made.chosen
@@ -114,5 +117,6 @@ def _document(made: NewRecipe, file: Path) -> dict[str, object]:
         "file": str(file), "written": made.is_changed, "verdict": made.verdict.as_dict(), "hours": chosen.hours,
         "decisions": [{"key": one.place, "value": one.value, "reason": one.reason} for one in chosen.decisions],
         "kept": [one.place for one in made.text.kept], "rows": asdict(made.rows),
+        "nodes": [node.name for node in chosen.inputs.cluster.nodes], "left_out": chosen.left_out, "because_of_nodes": chosen.because_of_nodes,
         "next": str(made.following.for_recipe(str(file))), "notes": list(made.seen.notes),
     }  # fmt: skip

@@ -94,7 +94,9 @@ def command(
     if fit:
         from homelab.cli import fit as fitting
 
-        return fitting.write(recipe, output, inputs, make, as_json, common.same_options(cluster) + (" --offline" if offline else ""))
+        return fitting.write(
+            recipe, output, inputs, make, as_json, common.same_options(cluster, nodes=nodes) + (" --offline" if offline else "")
+        )
     if counts:
         return _scaling(counts, like or None, what_if, inputs, make, as_json)
     if what_if:
@@ -112,13 +114,17 @@ def command(
         plan,
         judged,
         recipe,
-        common.same_options(cluster) + (" --offline" if offline and judged.command.startswith("plan") else ""),
+        (
+            common.same_options(cluster),
+            common.same_options(cluster, nodes=nodes) + (" --offline" if offline and judged.command.startswith("plan") else ""),
+        ),
         plan_table.table(plan, why=why, commands=commands),
     )
     return judged.exit_code
 
 
-def _print(plan: Plan, judged: Verdict, recipe: Path, options: str, table: RenderableType) -> None:
+def _print(plan: Plan, judged: Verdict, recipe: Path, options: tuple[str, str], table: RenderableType) -> None:
+    """`options`: those of a command in a hint, and those of the next command."""
     from homelab.cli.clean_console import CleanConsole
     from homelab.controller.base.hint import for_recipe, with_options
     from homelab.controller.base.shell import file_word
@@ -128,7 +134,7 @@ def _print(plan: Plan, judged: Verdict, recipe: Path, options: str, table: Rende
     style = "bold" if judged.runs else "yellow" if judged.runs is None else "red"
     console.print(answer.of(plan, judged), style=style, soft_wrap=not console.is_terminal, markup=False, highlight=False)
     if not judged.runs:
-        edit = for_recipe(with_options(judged.edit, lambda name: options), str(recipe))
+        edit = for_recipe(with_options(judged.edit, lambda name: options[0]), str(recipe))
         console.print(f"First: {edit}", style=style, soft_wrap=True, markup=False, highlight=False)
     console.print(table)
     if plan.document is not None:  # as it is: a line that is broken at the terminal's width is another document
@@ -137,7 +143,7 @@ def _print(plan: Plan, judged: Verdict, recipe: Path, options: str, table: Rende
         return
     verb, _, option = judged.command.partition(" ")
     console.print(
-        f"Next: homelab {verb} {file_word(str(recipe))}{' ' if option else ''}{option}{options}",
+        f"Next: homelab {verb} {file_word(str(recipe))}{' ' if option else ''}{option}{options[1]}",
         soft_wrap=True,
         markup=False,
         highlight=False,

@@ -152,7 +152,8 @@ class _Preflight:
         from homelab.controller.checks import presentation
 
         name = f" {file_word(str(self.recipe_file))}" if self.recipe_file else ""
-        options = common.same_options(self.cluster_file)
+        cluster = self.fleet.cluster
+        options = common.same_options(self.cluster_file, nodes=",".join(node.name for node in cluster.nodes) if cluster.left_out else "")
         if presentation.worst(look.findings) != "fail":
             if look.refused is not None:  # a launch would say the same
                 return f"fix:   {look.refused.hint}"

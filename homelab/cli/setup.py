@@ -109,7 +109,10 @@ def command(
         terminal.echo(f"Next: homelab setup{with_recipe}{common.same_options(cluster)}" if differs else "Nothing to do.")
         return int(differs)
     of_recipe = f" {shlex.quote(str(recipe))}" if recipe else ""
-    terminal.echo(("" if differs else "Nothing was changed. ") + f"Next: homelab preflight{of_recipe}{common.same_options(cluster)}")
+    terminal.echo(
+        ("" if differs else "Nothing was changed. ")
+        + f"Next: homelab preflight{of_recipe}{common.same_options(cluster, nodes=','.join(nodes or []))}"
+    )
     return 0
 
 

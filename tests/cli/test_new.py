@@ -101,3 +101,23 @@ def test_a_model_that_nobody_knows_is_not_judged_and_what_was_meant_is_named(qui
     said = quiet_desk.homelab("new", "mine.jsonl", "--model", "Qwen/Qwen3-4BB", "--offline", code=1).stdout
     assert "Not judged: Qwen/Qwen3-4BB" in said and '[model] name = "Qwen/Qwen3-4B" (did you mean that?)' in said
     assert said.splitlines()[-1].startswith("Next: homelab preflight mine.toml")
+
+
+def test_the_last_line_names_the_machines_that_the_plan_advises(quiet_desk: Desk) -> None:
+    """What `new` proposes is what `plan` recommends, to the word of the command."""
+    sizes = {"tower": ("RTX 3090", 24), "laptop": ("RTX 3060", 12), "old": ("RTX 3070", 8)}
+    nodes = [
+        f'[[nodes]]\nname = "{name}"\nhost = "198.51.100.{number}"\ngpus = [{{ model = "{card}", vram_gb = {size} }}]\n'
+        for number, (name, (card, size)) in enumerate(sizes.items(), start=1)
+    ]
+    quiet_desk.write("cluster.toml", "\n".join(nodes))
+    quiet_desk.write("mine.jsonl", chats(60))
+    lines = quiet_desk.homelab("new", "mine.jsonl", "--model", "Qwen/Qwen3-8B", "--offline").stdout.splitlines()
+    assert lines[-1] == "Next: homelab launch mine.toml --nodes tower", lines
+    assert any(line.startswith("It trains on tower, without laptop and old: alone it does ") for line in lines)
+    found = quiet_desk.json("new", "mine.jsonl", "--offline")
+    assert found["nodes"] == ["tower"] and found["left_out"] == ["laptop", "old"] and found["because_of_nodes"]
+    assert quiet_desk.json("plan", "mine.toml", "--offline")["fewer"]["nodes"] == ["tower"]
+    assert quiet_desk.json("plan", "mine.toml", "--offline", "--nodes", "tower")["fewer"] is None
+    said = quiet_desk.homelab("plan", "mine.toml", "--offline", "--nodes", "tower").stdout
+    assert said.splitlines()[-1] == "Next: homelab launch mine.toml --nodes tower"

@@ -12,7 +12,7 @@ from homelab.controller.planning.machines import cards
 from homelab.controller.planning.machines.machines import Machines, RankSlot
 from homelab.controller.planning.speed.dataset_size import DataFile
 from homelab.controller.planning.strategy.base import Strategy
-from homelab.controller.planning.types import Choice
+from homelab.controller.planning.types import Choice, FewerNodes
 from homelab.controller.planning.work.job import Job
 from homelab.shared.law.learning_rate import scaled
 
@@ -38,6 +38,17 @@ def without_bf16(machines: Machines) -> list[str]:
     return list(dict.fromkeys(slot.node.name for slot in sorted(slots, key=lambda slot: slot.rank)))
 
 
+def with_bf16(recipe: Recipe, machines: Machines) -> FewerNodes | None:
+    """The nodes whose cards have the bf16 that the recipe asks for; None where all may have it, or none has."""
+    old = _slots(machines, has_bf16=False)
+    nodes = list(dict.fromkeys(slot.node.name for slot in old))
+    others = tuple(name for name in machines.names if name not in nodes)
+    if not (isinstance(recipe, TrainRecipe) and recipe.train.precision == "bf16" and nodes and others):
+        return None
+    because = f'{listed(_named(old))} has none (before Ampere), and the recipe has precision = "bf16"'
+    return FewerNodes(nodes=others, edit=f"leave {listed(nodes)} out", because=because)
+
+
 def precision_warnings(recipe: Recipe, machines: Machines) -> list[str]:
     """The cards of an unknown generation, and those that a recipe asks for what they do not have."""
     if not isinstance(recipe, TrainRecipe) or recipe.train.precision not in ("auto", "bf16"):
@@ -53,9 +64,8 @@ def precision_warnings(recipe: Recipe, machines: Machines) -> list[str]:
             f"whether {listed(_named(unknown))} has bf16 is not known here, {so}: the node knows it (homelab {ask}); [train] {key}"
         )
     if old and not is_auto:
-        nodes = list(dict.fromkeys(slot.node.name for slot in old))
-        others = [name for name in machines.names if name not in nodes]
-        without = f", or leave {listed(nodes)} out: --nodes {','.join(others)}" if others else ""
+        fewer = with_bf16(recipe, machines)
+        without = f", or {fewer.edit}: {fewer.option}" if fewer else ""
         warnings.append(
             f'precision = "bf16", and {listed(_named(old))} has none (before Ampere): preflight refuses it. Edit [train] precision = "auto" (fp16 there){without}'
         )

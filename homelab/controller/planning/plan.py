@@ -49,10 +49,13 @@ def _on_all(inputs: PlanInputs, taking_part: machines.Machines) -> Plan:
             raise
         return plan
     strategy, ranks, time = selection.strategy, selection.assignment.ranks, selection.time
+    fewer = choices.with_bf16(recipe, taking_part)
     if time is not None and isinstance(work, job.TrainingJob):
+        faster, verdict = advice.advice(work, strategy, ranks, time)
         time = start_up.with_start(roofline.interval(time), work, inputs, strategy.loaded_part(ranks)).model_copy(
-            update={"verdict": advice.advice(work, strategy, ranks, time)}
+            update={"verdict": verdict}
         )
+        fewer = fewer or faster
     head = taking_part.nodes[0].name
     backend, balance = choices.backend(taking_part.device), choices.balance(work, strategy)
     return Plan(
@@ -73,7 +76,7 @@ def _on_all(inputs: PlanInputs, taking_part: machines.Machines) -> Plan:
             *card_guess.warnings_of(taking_part, time), *choices.precision_warnings(recipe, taking_part),
             *reproducibility.precision_warnings(work, choices.without_bf16(taking_part), strategy),
         ),
-        left_out=taking_part.left_out, time=time, strategies=selection.prices,
+        left_out=taking_part.left_out, fewer=fewer, time=time, strategies=selection.prices,
         balance=balance.value if balance else "fixed",
     )  # fmt: skip
 
@@ -88,7 +91,8 @@ def _on_fewer_nodes(inputs: PlanInputs, work: job.Job) -> Plan | None:
     except HomelabError:
         return None
     left_out = [
-        Choice(subject=f"node {name}", value="left out", because=f"not even {fault.part} of the model fits there") for name in fault.nodes
+        Choice(subject=f"node {name}", value="left out", because=f"not even {fault.part} of the model fits on {name}")
+        for name in fault.nodes
     ]
     return plan.model_copy(
         update={

@@ -149,6 +149,19 @@ class NodeGain(Value):
     alone_tokens_per_s: float
 
 
+class FewerNodes(Value):
+    """The nodes of a plan that should train without the others: "EDIT: BECAUSE" is a sentence."""
+
+    nodes: tuple[str, ...]
+    edit: str
+    because: str
+
+    @property
+    def option(self) -> str:
+        """As a person types it."""
+        return f"--nodes {','.join(self.nodes)}"
+
+
 class StartPart(Value):
     """One part of a start (`homelab.controller.planning.time.start_up`): usual seconds, and those at its best and at its worst."""
 
@@ -248,6 +261,8 @@ class Plan(Value):
     warnings: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     left_out_because: dict[str, str] = {}
+    fewer: FewerNodes | None = None
+    """The plan's own advice: these nodes are faster without the others, or the others cannot do what the recipe asks for."""
     balance: str = "fixed"  # measured | fixed
     time: TimeEstimate | None = None
     strategies: tuple[StrategyCost, ...] = ()

@@ -70,7 +70,7 @@ def test_nodes_without_a_card_are_left_out_among_gpus() -> None:
     facts = {**gpu.facts, NAMES[2]: cpu.facts[NAMES[2]]}
     made = builders.make_plan(mixed, healthy.recipe(), facts)
     assert made.left_out == (NAMES[2],) and made.world_size == 2 and made.device == "cuda"
-    assert why(made, f"node {NAMES[2]}") == ("left out", "it has no CUDA card, and CPU ranks would slow every step")
+    assert why(made, f"node {NAMES[2]}") == ("left out", f"{NAMES[2]} has no CUDA card, and CPU ranks would slow every step")
     assert why(made, "device") == ("cuda", "2 of 3 nodes have CUDA cards")
     # Its samples in the recipe's table are taken over by the others: the law holds.
     shares = with_shares(**{NAMES[0]: 6, NAMES[1]: 3, NAMES[2]: 3})
@@ -82,7 +82,7 @@ def test_a_share_of_zero_leaves_a_node_out() -> None:
     made = make(healthy.cpu(), with_shares(**{NAMES[0]: 0, NAMES[1]: 8, NAMES[2]: 4}))
     assert made.left_out == (NAMES[0],) and made.head == NAMES[1] and made.world_size == 2
     assert [(rank.node, rank.share) for rank in made.ranks] == [(NAMES[1], 8), (NAMES[2], 4)]
-    assert why(made, f"node {NAMES[0]}") == ("left out", "its share in the recipe is 0")
+    assert why(made, f"node {NAMES[0]}") == ("left out", f"the share of {NAMES[0]} in the recipe is 0")
     assert all("--nnodes=2" in node.command and f"--master-addr={made.nodes[0].lan_address}" in node.command for node in made.nodes)
 
 

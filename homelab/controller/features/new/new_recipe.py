@@ -61,10 +61,13 @@ class NewRecipe:
         """The command that is next, with RECIPE in the place of the file."""
         if not self.seen.has_cluster:
             return homelab("init")
-        if self.verdict.runs and any(not facts.python.packages.get("torch") for facts in self.seen.inputs.facts.values()):
-            return homelab("setup --recipe RECIPE")
+        nodes, facts = self.chosen.nodes, self.chosen.inputs.facts
+        used = [facts[node.name] for node in self.chosen.inputs.cluster.nodes if node.name in facts]
+        if self.verdict.runs and any(not one.python.packages.get("torch") for one in used):
+            return homelab("setup --recipe RECIPE", *nodes)
         verb, _, option = self.verdict.command.partition(" ")
-        return homelab(f"{verb} RECIPE {option}".rstrip())
+        command = f"{verb} RECIPE {option}".rstrip()
+        return homelab(f"{command} --nodes", ",".join(nodes)) if nodes else homelab(command)
 
 
 def make(wish: Wish, cluster: Cluster | None, say: Say) -> NewRecipe:
@@ -119,7 +122,7 @@ def _verdict(chosen: Attempt, seen: Seen) -> Verdict:
         assert chosen.error is not None
         return Verdict(False, f"{chosen.error.message}: {chosen.error.where}", chosen.error.hint, "plan")
     others = base_model.beside(chosen.recipe)
-    return verdict.of(chosen.plan, chosen.recipe, inputs=seen.inputs, others=others, offline=not seen.inputs.facts)
+    return verdict.of(chosen.plan, chosen.recipe, inputs=chosen.inputs, others=others, offline=not seen.inputs.facts)
 
 
 def _look(wish: Wish, model: str, cluster: Cluster | None, say: Say) -> Seen:
@@ -192,5 +195,6 @@ def _head(rows: Rows, chosen: Attempt) -> list[str]:
     counted = f"{rows.tokens / max(1, rows.count):.0f} tokens each in the mean{'' if rows.is_counted else ' (guessed)'}"
     return [
         f"{recipe_text.HEAD.removeprefix('# ')}: {chosen.recipe.model.name} learns {rows.count} rows, {counted}. Run it again, and it decides anew and keeps what you "
-        "have edited. Sources of the reasons: homelab explain new. All keys: homelab explain recipe."
+        "have edited. Sources of the reasons: homelab explain new. All keys: homelab explain recipe.",
+        *([f"Decided for {chosen.who}."] if chosen.who else ()),
     ]

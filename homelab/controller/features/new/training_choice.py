@@ -12,11 +12,13 @@ from typing import Any
 from homelab.controller.attempt import planner
 from homelab.controller.attempt.inputs import RecipeInput
 from homelab.controller.base.errors import HomelabError
+from homelab.controller.base.units import listed
 from homelab.controller.config.cluster import Cluster, Gpu, Node
 from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.features.new import data_look, decisions
 from homelab.controller.features.new.decisions import Base, Decision, Rows
 from homelab.controller.planning import verdict
+from homelab.controller.planning.alternatives import advised_nodes
 from homelab.controller.planning.inputs import PlanInputs
 from homelab.controller.planning.machines import cards
 from homelab.controller.planning.model import model_config
@@ -75,17 +77,34 @@ class Seen:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One way to train it. `plan` is None where none can be made, and `error` says why."""
+    """One way to train it. `plan` is None where none can be made, and `error` says why.
+
+    `inputs` are what it was planned from: the nodes that it is launched on. `because_of_nodes`: why those that are `left_out` are not among them.
+    """
 
     recipe: TrainRecipe
     decisions: tuple[Decision, ...]
     plan: Plan | None
+    inputs: PlanInputs
+    left_out: tuple[str, ...] = ()
+    because_of_nodes: str = ""
     error: HomelabError | None = None
 
     def because(self, place: str, reason: str) -> Attempt:
         """The same with another reason for one decision."""
         decided = tuple(dataclasses.replace(one, reason=reason) if one.place == place else one for one in self.decisions)
         return dataclasses.replace(self, decisions=decided)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The names of the nodes that it is launched on, where these are not all of cluster.toml."""
+        cluster = self.inputs.cluster
+        return tuple(node.name for node in cluster.nodes) if cluster.left_out and self.plan is not None else ()
+
+    @property
+    def who(self) -> str:
+        """In a sentence after "It trains on": the nodes, and why the others are left out. Empty where none is."""
+        return f"{listed(self.nodes)}, without {listed(self.left_out)}: {self.because_of_nodes}" if self.left_out else ""
 
     @property
     def fits(self) -> bool:
@@ -138,7 +157,7 @@ def has_cards(seen: Seen) -> bool:
 def _attempt(wish: Wish, name: str, seen: Seen, rows: Rows, kind: str, checkpointing: bool, cut: tuple[int, str] | None = None) -> Attempt:
     kind_of_model, positions = model_config.kind_and_positions(name, seen.inputs.facts, seen.inputs.config)
     base = Base(kind_of_model, shape_of(name, seen.inputs.facts, seen.inputs.config), positions)
-    ranks = sum(node.rank_count for node in seen.inputs.cluster.nodes)
+    ranks = sum(node.rank_count for node in seen.inputs.cluster.nodes)  # of all, so that the batch does not depend on who is fast today
     decided = decisions.of_training(rows, base, kind, ranks)
     if cut is not None:
         decided = decisions.shorter(decided, *cut)
@@ -152,11 +171,13 @@ def _attempt(wish: Wish, name: str, seen: Seen, rows: Rows, kind: str, checkpoin
 
 
 def planned(recipe: TrainRecipe, decided: tuple[Decision, ...], seen: Seen) -> Attempt:
-    """A recipe with its plan, or with the error for which there is none."""
+    """A recipe with its plan on the nodes that the plan itself advises, or with the error for which there is none."""
+    inputs = dataclasses.replace(seen.inputs, recipe=recipe)
     try:
-        return Attempt(recipe, decided, planner.settled(dataclasses.replace(seen.inputs, recipe=recipe))[1])
+        advised = advised_nodes.follow(inputs, lambda of: planner.settled(of)[1])
     except HomelabError as error:
-        return Attempt(recipe, decided, None, error)
+        return Attempt(recipe, decided, None, inputs, error=error)
+    return Attempt(recipe, decided, advised.plan, advised.inputs, advised.left_out, advised.because)
 
 
 def _method(kind: str, checkpointing: bool) -> Iterator[Decision]:

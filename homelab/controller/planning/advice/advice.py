@@ -10,16 +10,24 @@ from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.strategy.base import Strategy
 from homelab.controller.planning.strategy.ranks import memory_of
 from homelab.controller.planning.time import network_cost
-from homelab.controller.planning.types import RankPlan, TimeEstimate
+from homelab.controller.planning.types import FewerNodes, RankPlan, TimeEstimate
 from homelab.controller.planning.work.job import TrainingJob
 
 WIRE_PART = 0.10  # of a step on the wire: more than this is worth doing something about
 
 
-def advice(job: TrainingJob, strategy: Strategy, ranks: Sequence[RankPlan], time: TimeEstimate) -> tuple[str, ...]:
-    """What an expert concludes from the figures, one sentence each."""
+def advice(
+    job: TrainingJob, strategy: Strategy, ranks: Sequence[RankPlan], time: TimeEstimate
+) -> tuple[FewerNodes | None, tuple[str, ...]]:
+    """What an expert concludes from the figures: the nodes that should do it without the others, and all of it, one sentence each."""
     nodes = list(dict.fromkeys(rank.node for rank in ranks))
-    return (*_together(job, strategy, len(ranks), nodes, time), *strategy.compared(job, time), *_who(nodes, time), *_smaller(job, ranks))
+    fewer = strategy.fewer_nodes(job, time) or _fewer(nodes, time)
+    return fewer, (
+        *_together(job, strategy, len(ranks), nodes, time),
+        *strategy.compared(job, time),
+        *([f"{fewer.edit}: {fewer.because}: {fewer.option}"] if fewer else ()),
+        *_smaller(job, ranks),
+    )
 
 
 def _together(job: TrainingJob, strategy: Strategy, ranks: int, nodes: list[str], time: TimeEstimate) -> Iterator[str]:
@@ -41,19 +49,20 @@ def _together(job: TrainingJob, strategy: Strategy, ranks: int, nodes: list[str]
         yield f"{network_cost.price_of_sharding(job, job.shape)} That is too slow on this network"
 
 
-def _who(nodes: list[str], time: TimeEstimate) -> Iterator[str]:
-    """A node that costs more than it gives. Compared: all nodes, all but the worst, and the best machine alone."""
+def _fewer(nodes: list[str], time: TimeEstimate) -> FewerNodes | None:
+    """The nodes without one that costs more than it gives. Compared: all nodes, all but the worst, and the best machine alone."""
     if len(nodes) < 2 or not time.gains:
-        return
+        return None
     best, worst = (max(time.gains, key=lambda gain: gain.alone_tokens_per_s), min(time.gains, key=lambda gain: gain.gain))
-    without = time.tokens_per_s / (1 + worst.gain)
-    if max(best.alone_tokens_per_s, without) <= time.tokens_per_s:
-        return
-    others = ",".join(name for name in nodes if name != worst.node)
-    if without >= best.alone_tokens_per_s and others != best.node:
-        yield f"leave {worst.node} out: it costs more than it gives ({without:.0f} tokens/s without it, {time.tokens_per_s:.0f} with it): --nodes {others}"
-    else:
-        yield f"stay on {best.node}: alone it does {best.alone_tokens_per_s:.0f} tokens/s, all together {time.tokens_per_s:.0f}: --nodes {best.node}"
+    together, without = time.tokens_per_s, time.tokens_per_s / (1 + worst.gain)
+    if max(best.alone_tokens_per_s, without) <= together:
+        return None
+    others = tuple(name for name in nodes if name != worst.node)
+    if without >= best.alone_tokens_per_s and others != (best.node,):
+        because = f"{worst.node} costs more than it gives ({without:.0f} tokens/s without it, {together:.0f} with it)"
+        return FewerNodes(nodes=others, edit=f"leave {worst.node} out", because=because)
+    because = f"alone it does {best.alone_tokens_per_s:.0f} tokens/s, all together {together:.0f}"
+    return FewerNodes(nodes=(best.node,), edit=f"stay on {best.node}", because=because)
 
 
 def _smaller(job: TrainingJob, ranks: Sequence[RankPlan]) -> Iterator[str]:

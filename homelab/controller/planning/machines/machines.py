@@ -125,11 +125,11 @@ def choose(inputs: PlanInputs) -> Machines:
     without_card = [node.name for node in cluster.nodes if node not in nodes]
     because = f"{len(nodes)} of {len(cluster.nodes)} nodes have CUDA cards" if device == "cuda" else "no node has a CUDA card"
     choices = [Choice(subject="device", value=device, because=because)]
-    choices += [_left_out(name, "it has no CUDA card, and CPU ranks would slow every step") for name in without_card]
+    choices += [_left_out(name, f"{name} has no CUDA card, and CPU ranks would slow every step") for name in without_card]
     without_share: list[str] = []
     if isinstance(recipe, TrainRecipe) and isinstance(recipe.parallel.shares, dict):
         nodes, without_share = _without_zero_shares(cluster, nodes, recipe.parallel.shares)
-        choices += [_left_out(name, "its share in the recipe is 0") for name in without_share]
+        choices += [_left_out(name, f"the share of {name} in the recipe is 0") for name in without_share]
     if len(nodes) < recipe.recovery.min_nodes:
         raise InputError(
             f"{len(nodes)} node{' is' if len(nodes) == 1 else 's are'} left, the recipe needs at least {recipe.recovery.min_nodes}",

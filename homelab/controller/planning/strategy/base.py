@@ -11,7 +11,7 @@ from homelab.controller.base.errors import HomelabError
 from homelab.controller.planning.memory.scenario import NodesWithoutRoom
 from homelab.controller.planning.time import step_time
 from homelab.controller.planning.time.network_cost import NetworkCost
-from homelab.controller.planning.types import Choice, Plan, RankPlan, TimeEstimate
+from homelab.controller.planning.types import Choice, FewerNodes, Plan, RankPlan, TimeEstimate
 from homelab.controller.planning.work.job import Job, TrainingJob
 
 CheckpointLayout = Literal["replicated", "sharded"]
@@ -78,6 +78,10 @@ class Strategy(NetworkCost):
     def compared(self, job: TrainingJob, time: TimeEstimate) -> tuple[str, ...]:
         """Sentences that compare this way to train with another one."""
         return ()
+
+    def fewer_nodes(self, job: TrainingJob, time: TimeEstimate) -> FewerNodes | None:
+        """Nodes that train this faster in another way than all do in this one; None where the gains of the nodes say it, or nothing does."""
+        return None
 
     def ways_to_room(self, plan: Plan) -> str:
         """What makes room where it lacks; empty where edits of the recipe are searched for that (`planning.memory.recipe_edits`)."""

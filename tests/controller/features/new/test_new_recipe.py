@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import functools
 import json
 import os
@@ -13,11 +14,12 @@ from typing import Any
 
 import pytest
 
+from homelab.controller.attempt import planner
 from homelab.controller.base.errors import InputError
 from homelab.controller.config.cluster import Cluster, Gpu, Node
 from homelab.controller.config.load import load_recipe
 from homelab.controller.features.new import data_look, new_recipe, training_choice
-from homelab.controller.features.new.training_choice import Wish
+from homelab.controller.features.new.training_choice import Attempt, Seen, Wish
 from homelab.controller.planning.render import answer
 from tests.builders import address_of
 
@@ -115,6 +117,18 @@ def looked_at(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], new_r
     return look
 
 
+def assert_launched_as_planned(chosen: Attempt, seen: Seen) -> None:
+    """`homelab plan` of the written recipe, on the nodes that `new` names, is the plan that `new` shows, and advises no other nodes."""
+    assert chosen.plan is not None
+    named = chosen.nodes or tuple(node.name for node in seen.inputs.cluster.nodes)
+    plan = planner.settled(dataclasses.replace(seen.inputs, cluster=seen.inputs.cluster.only(named), recipe=chosen.recipe))[1]
+    assert tuple(node.name for node in plan.nodes) == named
+    assert plan.fewer is None and not any("--nodes" in line for line in (plan.time.verdict if plan.time else ())), plan.fewer
+    assert not any("--nodes" in line for line in plan.warnings), plan.warnings
+    assert (plan.strategy, plan.precision, plan.ranks) == (chosen.plan.strategy, chosen.plan.precision, chosen.plan.ranks)
+    assert {*named, *chosen.left_out} == {node.name for node in seen.inputs.cluster.nodes} and bool(chosen.left_out) is bool(chosen.nodes)
+
+
 @pytest.mark.parametrize(("name", "model"), CASES)
 def test_every_form_of_data_fits_every_model_on_every_cluster(
     name: str, model: str, looked_at: Callable[[str], new_recipe.NewRecipe], tmp_path: Path
@@ -122,8 +136,10 @@ def test_every_form_of_data_fits_every_model_on_every_cluster(
     first = looked_at(name)
     for kind, cluster in CLUSTERS.items():
         wish = Wish("x.jsonl", model, tmp_path / "other.toml", offline=True)
-        chosen = training_choice.choose(wish, model, new_recipe.with_model(first.seen.on(cluster), model, wish), first.rows)
+        seen = new_recipe.with_model(first.seen.on(cluster), model, wish)
+        chosen = training_choice.choose(wish, model, seen, first.rows)
         assert chosen.fits, (model, kind, chosen.error)
+        assert_launched_as_planned(chosen, seen)
         assert chosen.recipe.train.seq_len >= first.rows.longest or "cut" in str([one.reason for one in chosen.decisions])
 
 

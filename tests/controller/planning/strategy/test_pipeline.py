@@ -134,7 +134,9 @@ def test_a_node_without_room_for_a_layer_is_left_out_and_said(strategy: str) -> 
     )  # fmt: skip
     plan = make(builders.plan_inputs(builders.cluster(NAMES, nodes=nodes), recipe, {}))
     assert plan.strategy == "pipeline" and [rank.node for rank in plan.ranks] == ["tower", "oldtower"] and "laptop" in plan.left_out
-    assert [choice.because for choice in plan.choices if choice.subject == "node laptop"] == ["not even one layer of the model fits there"]
+    assert [choice.because for choice in plan.choices if choice.subject == "node laptop"] == [
+        "not even one layer of the model fits on laptop"
+    ]
     assert "left out: not even one layer fits on laptop" in plan.warnings
 
 

@@ -14,6 +14,7 @@ from homelab.controller.planning.machines.machines import RankSlot
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.strategy import ranks
 from homelab.controller.planning.strategy.pipeline.micro_batching import MicroBatching
+from homelab.controller.planning.types import FewerNodes
 from homelab.controller.planning.work.job import TrainingJob
 
 PCIE_BYTES_PER_S = 12e9  # pinned memory over PCIe 3.0 with 16 lanes: 15.75 GB/s by the standard, less its packets' headers; assumed
@@ -32,12 +33,17 @@ class OneCard:
     def against(self, tokens_per_s: float) -> str:
         """In words, beside what the pipeline does."""
         how = "which has room for the whole model"
-        if not self.offloaded_bytes and self.tokens_per_s > tokens_per_s:
-            return f"stay on {self.node}: alone it does {self.tokens_per_s:.0f} tokens/s, as a pipeline all do {tokens_per_s:.0f}: --nodes {self.node}"
         if self.offloaded_bytes:
             offloaded = f"{gigabytes(self.offloaded_bytes, '.2g')} of {gigabytes(self.layers_bytes, '.2g')} GB"
             how = f"with {offloaded} of its layers in host memory, at {PCIE_BYTES_PER_S / 1e9:.0f} GB/s of PCIe (assumed)"
         return f"{self.node} alone, {how}: {self.tokens_per_s:.0f} tokens/s at best; as a pipeline {tokens_per_s:.0f}"
+
+    def instead_of(self, tokens_per_s: float) -> FewerNodes | None:
+        """This card in place of a pipeline of so many tokens per second, if it holds the whole model and is faster."""
+        if self.offloaded_bytes or self.tokens_per_s <= tokens_per_s:
+            return None
+        because = f"alone it does {self.tokens_per_s:.0f} tokens/s, as a pipeline all do {tokens_per_s:.0f}"
+        return FewerNodes(nodes=(self.node,), edit=f"stay on {self.node}", because=because)
 
 
 def fastest(job: TrainingJob) -> OneCard | None:

@@ -15,7 +15,7 @@ from homelab.controller.planning.strategy.pipeline import one_card, pipeline_pla
 from homelab.controller.planning.strategy.pipeline.micro_batching import MicroBatching
 from homelab.controller.planning.time import network_cost, step_time
 from homelab.controller.planning.time.network_cost import NetworkCost
-from homelab.controller.planning.types import Choice, Plan, RankPlan, RankTime, TimeEstimate
+from homelab.controller.planning.types import Choice, FewerNodes, Plan, RankPlan, RankTime, TimeEstimate
 from homelab.controller.planning.work.job import Job, TrainingJob
 from homelab.controller.planning.work.speed_estimate import is_measured
 from homelab.shared.law.stage import has_experts, why_mixtures_stay_whole
@@ -92,7 +92,12 @@ class Pipeline(Divided):
     def compared(self, job: TrainingJob, time: TimeEstimate) -> tuple[str, ...]:
         """With the best card alone, which has in the host's memory what has no room on it."""
         card = one_card.fastest(job)
-        return () if card is None else (card.against(time.tokens_per_s),)
+        return () if card is None or card.instead_of(time.tokens_per_s) else (card.against(time.tokens_per_s),)
+
+    def fewer_nodes(self, job: TrainingJob, time: TimeEstimate) -> FewerNodes | None:
+        """The best card alone, if it has room for the whole model."""
+        card = one_card.fastest(job)
+        return card.instead_of(time.tokens_per_s) if card is not None else None
 
     def ways_to_room(self, plan: Plan) -> str:
         """The cut is the one that leaves most room."""
