@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from pathlib import Path
@@ -232,16 +233,16 @@ def run(
     runs_dir: common.RunsOption = common.DEFAULT_RUNS,
 ) -> int:
     """Train what waits, in this terminal. Ctrl-C ends the runner alone: a run goes on, and the next runner goes on with it."""
-    from homelab.controller.features.queue import queue_list
-    from homelab.controller.features.queue.job_work import JobWork
+    from homelab.controller.features.queue import job_work, queue_list, queue_notices, queue_run
     from homelab.controller.features.queue.queue_folder import QueueFolder
-    from homelab.controller.features.queue.queue_run import QueueRun
 
     common.load_cluster(cluster)
-    queue, where = QueueFolder(runs_dir), common.supervise_where(supervise, no_supervise)
+    where = common.supervise_where(supervise, no_supervise)
 
     def say(text: str) -> None:
         terminal.echo(f"{time.strftime('%H:%M:%S')} {text}")
+
+    queue, notices = QueueFolder(runs_dir, functools.cache(lambda text: say(f"waits: {text}"))), queue_notices.QueueNotices(cluster, say)
 
     def swept(runs: tuple[str, ...]) -> None:
         from homelab.cli import compare
@@ -253,7 +254,7 @@ def run(
         except HomelabError as error:
             say(f"it cannot be compared now: {error.message}")
 
-    work = JobWork(cluster, runs_dir, where, say)
+    work = job_work.JobWork(cluster, runs_dir, where, say)
     with queue.runner():
         listing = queue.listing()
         before = [job.number for job in (*listing.running, *listing.waiting)]
@@ -261,12 +262,13 @@ def run(
         if listing.is_paused:
             say(f"the queue is paused, so nothing begins before: homelab queue resume{common.same_options(cluster, runs_dir)}")
         try:
-            QueueRun(queue, work, say, swept, is_supervised=where != "no").go(stays=stay)
+            queue_run.QueueRun(queue, work, say, swept, notices.tell, is_supervised=where != "no").go(stays=stay)
         except KeyboardInterrupt:
             say(f"the runner ends; what trains goes on. To go on with the queue: homelab queue run{common.same_options(cluster, runs_dir)}")
             raise
         finally:
             work.close()
+            notices.close()
     after = queue.listing()
     say(f"nothing waits any more: {queue_list.ended(after, before)}. Next: homelab queue{common.same_options(cluster, runs_dir)}")
     return 1 if any(job.number in before for job in after.failed) else 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.practice.desk import Desk, wait_until
+from scripts.practice.desk import Desk, copy_of_cluster, wait_until
 from tests.cli.test_nodes import edit
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(900)]
@@ -42,6 +42,8 @@ def test_five_jobs_and_a_runner_that_is_killed(desk: Desk) -> None:
         desk.write(f"{name}.toml", f'[script]\npath = "{name}.py"\n')
         desk.homelab("queue", "add", f"{name}.toml", *SKIPPED, *options)
 
+    desk.cluster = copy_of_cluster(desk.lab, desk.folder / "owner")
+    desk.cluster.write_text(f"{desk.cluster.read_text()}\n[notify]\ncommand = 'cat >> {desk.folder}/told'\n")
     add("first", "print('here', flush=True)\n", "--nodes", "node1")
     # Nobody knows yet what these machines have: they are off.
     true = desk.cluster
@@ -79,3 +81,6 @@ def test_five_jobs_and_a_runner_that_is_killed(desk: Desk) -> None:
     started = Counter(Path(json.loads(file.read_text())["recipe_file"]).stem for file in (desk.folder / "runs").glob("*/run.json"))
     assert started == {"first": 1, "bad": 1, "long": 1, "last": 1}
     assert run_of(desk, 4) == long
+    told = (desk.folder / "told").read_text().splitlines()
+    assert told.count("homelab: queue over") == 1 and "homelab: job 2, huge.toml gave up" in told, told
+    assert told[told.index("homelab: queue over") + 1] == "3 done, 2 failed: job 2 (huge.toml), job 3 (bad.toml)."

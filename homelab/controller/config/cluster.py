@@ -156,13 +156,14 @@ class EnergyPrice(ConfigModel):
         return kwh * self.price_per_kwh if kwh is not None and self.price_per_kwh is not None else None
 
 
-Occasion = Literal["done", "failed", "gave up", "needs you"]
+Occasion = Literal["done", "failed", "gave up", "needs you", "queue over"]
 
 
 class Notify(ConfigModel):
-    """Who is told what became of a run. `command`: for /bin/sh, gets the words on its standard input; `apprise`: a configuration file of apprise.
+    """Who is told what became of a run, and of the queue. `command`: for /bin/sh, gets the words on its standard input; `apprise`: a configuration file of apprise.
 
-    "failed": it is being recovered; "gave up": it is not any more; "needs you": a recovery waits for something.
+    "failed": it is being recovered; "gave up": it is not any more; "needs you": a recovery waits for something;
+    "queue over": nothing of the queue trains any more.
     """
 
     command: str | None = Field(default=None, min_length=1, max_length=2000)

@@ -7,7 +7,6 @@ lines: they are in the file alone. Who wants to know something of them takes the
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,12 +16,14 @@ from pydantic import ValidationError
 
 from homelab.controller.base import secrets
 from homelab.controller.facts.reading import read
-from homelab.controller.run import store
+from homelab.controller.run import kept_lock, store
 from homelab.controller.run.followed_file import FollowedFile
 from homelab.controller.run.metric_keys import KnownKeys, Line, key
 from homelab.controller.run.paths import RunPaths
-from homelab.shared.protocol import files
+from homelab.shared.protocol import files, lock
 from homelab.shared.protocol.rank_messages import Metric
+
+LOCK_S = 2.0  # a writer has it for an instant, and a supervisor that waits looks at no node meanwhile
 
 
 class Taker(Protocol):
@@ -65,7 +66,8 @@ class Gathered:
         """Keep what is not known yet, and drop what was done again. A disk that refuses is told (`store.best_effort_write`), and no error."""
         if not self._has_doubles and self._settled == resumed and all(line in self.known for line in new if as_metric(line)):
             return
-        with _alone(self._paths):
+        # What is not taken now is asked for again.
+        with store.best_effort_write(self._paths.metrics_jsonl), _alone(self._paths):
             self.refresh()  # another process may have written meanwhile
             fresh = {
                 key(line): (line, metric)
@@ -135,14 +137,19 @@ def _without_secrets(line: Line) -> Line:
 
 @contextlib.contextmanager
 def _alone(paths: RunPaths) -> Iterator[None]:
-    """Keep other writers of the file out. Where the lock cannot be had (a disk that is read-only), what follows says why."""
+    """Keep other writers of the file out. Where there can be no lock (a disk that is read-only), what follows says why.
+
+    Raises HomelabError where another process keeps it: a `status` that a person has stopped must not stop the supervisor, too.
+    """
+    file = paths.root / ".metrics.lock"
     try:
-        descriptor = os.open(paths.root / ".metrics.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError:
         yield
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if not lock.taken(descriptor, LOCK_S):
+            raise kept_lock.error("the measurements of this run", file, descriptor, LOCK_S)
         yield
     finally:
         os.close(descriptor)

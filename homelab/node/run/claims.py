@@ -8,14 +8,12 @@ Ages are counted by this machine's own clock that runs through sleep: those of c
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import time
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
 from homelab.node.system import boot_clock, processes
-from homelab.shared.protocol import files, layout
+from homelab.shared.protocol import files, layout, lock
 from homelab.shared.protocol.errors import Refusal
 from homelab.shared.protocol.message import Done
 from homelab.shared.protocol.owner_messages import Claimed, Holder
@@ -168,10 +166,8 @@ def locked(workdir: str) -> Iterator[str]:
     place = os.path.join(folder, ".lock")
     descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        _wait(descriptor, place)
-        with contextlib.suppress(OSError):  # a full disk; then the holder of the lock is unknown
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+        if not lock.taken(descriptor, LOCK_S):
+            raise _frozen(descriptor, place)
         yield folder
     finally:
         os.close(descriptor)
@@ -181,25 +177,11 @@ def _folder(workdir: str) -> str:
     return os.path.join(paths.expand(workdir), "claims")
 
 
-def _wait(descriptor: int, place: str) -> None:
-    """flock(2) with a time limit, because flock itself has none."""
-    until = time.monotonic() + LOCK_S
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > until:
-                raise _frozen(descriptor, place) from None
-        time.sleep(0.02)
-
-
 def _frozen(descriptor: int, place: str) -> RefusedError:
-    content = os.pread(descriptor, 32, 0).strip()
-    if not content.isdigit():
+    pid = lock.holder(descriptor)
+    if pid is None:
         message = f"a process has held the lock of the claims for {LOCK_S:.0f} s"
         return RefusedError("frozen", message, f"on the node, to see the process: fuser -v {place}; then end it", place)
-    pid = int(content)
     manner = "is frozen (stopped by a signal or a debugger) and holds" if processes.state(pid) in ("T", "t") else "has held"
     message = f"process {pid} {manner} the lock of the claims for more than {LOCK_S:.0f} s: {processes.command_line(pid)[:200] or '?'}"
     hint = f"on the node: kill -CONT {pid} lets it continue, kill -KILL {pid} ends it; then run the command again"

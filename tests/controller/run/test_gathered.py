@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from homelab.controller.planning.types import Plan
+from homelab.controller.run import metrics, store
 from homelab.controller.run.metric_keys import Line, key
 from homelab.controller.run.metrics import Gathered, lines_of
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol.run_requests import PollRequest
+from scripts.practice.desk import REPOSITORY
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -122,3 +127,25 @@ def test_what_came_before_an_attempt_is_asked_for_where_it_never_came_here(paths
         watcher._ask(["node2"])
     assert steps_of(paths) == [(1, step) for step in range(1, 41)] + [(2, 41)]
     assert asked == [True, False] and os.path.getsize(paths.metrics_jsonl)
+
+
+def test_a_writer_that_a_person_has_stopped_stops_no_other(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `status` that Ctrl-Z stops in the middle of a write kept the supervisor waiting for ever."""
+    monkeypatch.setattr(metrics, "LOCK_S", 0.1)
+    monkeypatch.setattr(store, "UNWRITTEN", {})
+    gathered, lines = Gathered(paths), [train(1, step) for step in range(1, 5)]
+    gathered.add(lines[:2], {1: 0})
+    holder = "import os, signal, sys; from homelab.shared.protocol import lock; lock.taken(os.open(sys.argv[1], os.O_RDWR), 9); os.kill(os.getpid(), signal.SIGSTOP)"
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen([sys.executable, "-c", holder, str(paths.root / ".metrics.lock")], env=environment) as process:
+        try:
+            os.waitpid(process.pid, os.WUNTRACED)
+            gathered.add(lines, {1: 0})
+            (told,) = store.UNWRITTEN.values()
+            assert told.message.startswith(f"process {process.pid} is stopped") and f"kill -CONT {process.pid}" in told.hint
+            assert steps_of(paths) == [(1, 1), (1, 2)] and lines[2] not in gathered.known, "the others are asked for again"
+        finally:
+            process.send_signal(signal.SIGCONT)
+            process.wait()
+    gathered.add(lines, {1: 0})
+    assert steps_of(paths) == [(1, step) for step in range(1, 5)]

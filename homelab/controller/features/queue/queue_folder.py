@@ -2,6 +2,7 @@
 
 waiting/0003.json     a job (`queued_job`); running/, done/ and failed/ are the same, and removed/ has what a person took out
 order.json            the numbers of the jobs that wait, in their order; new ones come last
+told.json             the numbers of the jobs of whose end the owner was told
 pause.json            whether the queue is paused, and since when
 edit.lock             held while a job is changed, for an instant; runner.lock as long as a runner works
 """
@@ -20,20 +21,27 @@ from pydantic import ValidationError
 
 from homelab.controller.base.errors import HomelabError, InputError, did_you_mean
 from homelab.controller.base.hint import Hint, homelab
+from homelab.controller.base.say import Say
 from homelab.controller.features.queue.queued_job import STATES, QueuedJob, State
 from homelab.controller.features.queue.turns import Listing
-from homelab.controller.run import store
+from homelab.controller.run import kept_lock, store
 from homelab.shared.protocol import files, lock
 
 NAME = "queue"
+EDIT_S = 10.0  # a change writes one small file, also on a disk that is slow
 _REMOVED: Literal["removed"] = "removed"
 
 
 @dataclass(frozen=True)
 class QueueFolder:
-    """Of the runs in `runs_dir`, beside which it lies."""
+    """Of the runs in `runs_dir`, beside which it lies.
+
+    `kept` hears of a change that cannot be made because another process keeps the queue locked, and the change is waited for: a runner must not
+    end in the night because a person has stopped a command by Ctrl-Z. Without it, the error is raised after `EDIT_S`.
+    """
 
     runs_dir: Path
+    kept: Say | None = None
 
     @property
     def root(self) -> Path:
@@ -131,6 +139,19 @@ class QueueFolder:
         with self._edited():
             self._put("pause.json", {"is_paused": is_paused, "since": now})
 
+    def untold(self) -> tuple[int, ...]:
+        """The numbers of the jobs that are over, and of which the owner was not told yet. What was over before the first runner is known."""
+        listing, file = self.listing(), self.root / "told.json"
+        over = [job.number for job in (*listing.done, *listing.failed)]
+        if not file.is_file():
+            self.told(over)
+        told = store.read_json(file)
+        return tuple(sorted(set(over) - set(told))) if isinstance(told, list) else ()
+
+    def told(self, numbers: Sequence[int]) -> None:
+        """The owner knows of the end of these jobs."""
+        self._put("told.json", list(numbers))
+
     @contextmanager
     def runner(self) -> Iterator[None]:
         """Be the one runner inside the block. Raises HomelabError if another process is."""
@@ -158,12 +179,17 @@ class QueueFolder:
 
     @contextmanager
     def _edited(self) -> Iterator[None]:
-        """Nobody else changes a job inside the block."""
-        with store.disk_errors_as_hints(self.root / "edit.lock"):
+        """Nobody else changes a job inside the block. Raises HomelabError where another process stays in it."""
+        file = self.root / "edit.lock"
+        with store.disk_errors_as_hints(file):
             self._make()
-            descriptor = _opened(self.root / "edit.lock")
+            descriptor = _opened(file)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                while not lock.taken(descriptor, EDIT_S):
+                    error = kept_lock.error("the queue", file, descriptor, EDIT_S)
+                    if self.kept is None:
+                        raise error
+                    self.kept(f"{error.message}; {error.hint}")
                 yield
             finally:
                 os.close(descriptor)

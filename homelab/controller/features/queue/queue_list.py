@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
+from homelab.controller.base.hint import homelab
 from homelab.controller.base.units import local_moment
 from homelab.controller.dashboard.columns import Column, lay
 from homelab.controller.dashboard.words import NOTHING
@@ -114,7 +115,14 @@ def _cut(text: str, most: int) -> str:
 
 
 def ended(listing: Listing, numbers: Sequence[int]) -> str:
-    """What became of these jobs, for the morning."""
-    of_these = [job for job in (*listing.done, *listing.failed) if job.number in numbers]
-    done = sum(job.state == "done" for job in of_these)
-    return f"{done} done, {len(of_these) - done} failed"
+    """What became of these jobs, for the morning: "3 done, 2 failed: job 2 (law.toml), job 4 (big.toml)"."""
+    done, failed = ([job for job in jobs if job.number in numbers] for jobs in (listing.done, listing.failed))
+    names = ", ".join(f"job {job.number} ({PurePath(job.recipe).name}{f', {job.settings}' if job.settings else ''})" for job in failed)
+    return f"{len(done)} done, {len(failed)} failed{f': {names}' if names else ''}"
+
+
+def over(listing: Listing, clock: Clock, numbers: Sequence[int]) -> str:
+    """The message at the end of a night: what became of these jobs, why those failed that did, and what still waits."""
+    failed = [f"job {job.number} failed: {job.because}" for job in listing.failed if job.number in numbers]
+    waits = [f"job {number} waits: {because}" for number, because in turns.waits(listing, clock).items()]
+    return "\n".join([f"{ended(listing, numbers)}.", *failed, *waits, f"Next: {homelab('queue')}"])

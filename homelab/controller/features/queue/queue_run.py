@@ -13,7 +13,8 @@ from typing import Literal, Protocol
 
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.say import Say
-from homelab.controller.features.queue import hours, turns
+from homelab.controller.config.cluster import Occasion
+from homelab.controller.features.queue import hours, queue_list, turns
 from homelab.controller.features.queue.job_work import MachineError, NotYetError
 from homelab.controller.features.queue.queue_folder import QueueFolder
 from homelab.controller.features.queue.queued_job import QueuedJob
@@ -51,12 +52,14 @@ class Times:
 
 @dataclass
 class QueueRun:
-    """One runner. `swept`: hears the runs of a sweep that is over. `is_supervised`: runs get a supervisor."""
+    """One runner. `swept`: hears the runs of a sweep that is over. `tell`: the owner's messages, of an occasion, whom it is of, and the text.
+    `is_supervised`: runs get a supervisor, which tells of them by itself."""
 
     queue: QueueFolder
     work: NodeWork
     say: Say
     swept: Callable[[tuple[str, ...]], None] = lambda runs: None
+    tell: Callable[[Occasion, str, str], None] = lambda occasion, subject, text: None
     is_supervised: bool = True
     times: Times = field(default_factory=Times)
     _again: dict[int, float] = field(default_factory=dict)
@@ -65,6 +68,7 @@ class QueueRun:
 
     def go(self, *, stays: bool) -> None:
         """Until nothing waits and nothing trains; `stays`: also then. To be called by who holds `QueueFolder.runner`."""
+        self.queue.untold()  # from now on the ends of jobs are told
         while True:
             self.look()
             listing = self.queue.listing()
@@ -91,10 +95,16 @@ class QueueRun:
             return
         self._told.pop(0, None)
         listing = self.queue.listing()
-        reasons = turns.waits(listing, Clock(self.times.now(), every, self.work.is_over))
+        clock = Clock(self.times.now(), every, self.work.is_over)
+        reasons = turns.waits(listing, clock)
         for job in listing.waiting:
             if not reasons[job.number] and self._again.get(job.number, 0.0) <= self.times.passed() and self._start(job):
-                return
+                break
+        listing = self.queue.listing()
+        numbers = self.queue.untold() if turns.rests(listing, clock) else ()
+        if numbers:
+            self.tell("queue over", "", queue_list.over(listing, clock, numbers))
+            self.queue.told([job.number for job in (*listing.done, *listing.failed)])
 
     def _start(self, job: QueuedJob) -> bool:
         """Whether anything was done for it that took time."""
@@ -149,7 +159,7 @@ class QueueRun:
         if job.run and not self.work.was_sent(job):  # the name was given back
             job = job.model_copy(update={"run": ""})
         machine = error.machine if isinstance(error, MachineError) else ""
-        self._end(job, Act("failed", f"{error.message} ({error.where}); to fix it: {error.hint}", machine))
+        self._end(job, Act("failed", f"{error.message} ({error.where}); to fix it: {error.hint}", machine), is_refused=True)
 
     def _now(self, job: QueuedJob) -> QueuedJob:
         """The job as its file has it now."""
@@ -207,10 +217,12 @@ class QueueRun:
         self.say(f"{_named(job)}: {act.because}; it waits again")
         self._back(job, act.because, keeps_run=act.keeps_run)
 
-    def _end(self, job: QueuedJob, act: Act) -> None:
+    def _end(self, job: QueuedJob, act: Act, *, is_refused: bool = False) -> None:
         state: Literal["done", "failed"] = "done" if act.kind == "done" else "failed"
         self.say(f"{_named(job)}: {state}{f': {act.because}' if act.because else ''}")
         self._put_away(self.queue.write("running", job.ended(state, act.because, self.times.now(), act.machine)))
+        if state == "failed" and (is_refused or not self.is_supervised):
+            self.tell("gave up", _named(job), act.because)
         runs = turns.sweep_is_over(self.queue.listing(), job.sweep)
         if len(runs) > 1:
             self.swept(runs)

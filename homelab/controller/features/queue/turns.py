@@ -65,6 +65,18 @@ def waits(listing: Listing, clock: Clock) -> dict[int, str]:
     return reasons
 
 
+def rests(listing: Listing, clock: Clock) -> bool:
+    """Whether nothing trains, and nothing begins before an hour comes or a person acts: the night is over, or the queue is empty."""
+    faulty, left = faulty_nodes(listing, clock.every), {str(job.number) for job in listing.waiting}
+    return not listing.running and all(
+        listing.is_paused
+        or job.after in left
+        or not hours.is_open(job, clock.now)
+        or any(node in faulty for node in job.needs(clock.every))
+        for job in listing.waiting
+    )
+
+
 def _held(listing: Listing, job: QueuedJob, clock: Clock) -> str:
     if listing.is_paused:
         return "the queue is paused"

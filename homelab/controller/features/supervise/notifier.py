@@ -1,4 +1,4 @@
-"""Telling the owner of a run what became of it: by a command of theirs, or by apprise. Nothing here can disturb the run."""
+"""Telling the owner of a run, or of the queue, what became of it: by a command of theirs, or by apprise. Nothing here can disturb the run."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ LIMIT_S = 30.0
 
 
 class Notifier:
-    """Of one run. What a way of telling refuses is said once, among the run's events."""
+    """Of `subject`, with which the title begins, and of its run if it has one. `say` hears once what a way of telling refuses."""
 
-    def __init__(self, notify: Notify, paths: RunPaths, say: Say) -> None:
-        self._notify, self._paths, self._say = notify, paths, say
+    def __init__(self, notify: Notify, subject: str, say: Say, run: str = "") -> None:
+        self._notify, self._subject, self._say, self._run = notify, subject, say, run
         self._told: set[str] = set()
         self._threads: list[threading.Thread] = []
 
@@ -41,13 +41,11 @@ class Notifier:
             thread.join(LIMIT_S + 5)
 
     def _tell(self, occasion: Occasion, text: str) -> None:
-        title, text = f"homelab: {self._paths.name} {occasion}", redact.text(text)  # it leaves this machine
+        title, text = " ".join(filter(None, ["homelab:", self._subject, occasion])), redact.text(text)  # it leaves this machine
         problems = []
         try:
             if self._notify.command:
-                problems.append(
-                    by_command(self._notify.command, title, text, {"HOMELAB_RUN": self._paths.name, "HOMELAB_OCCASION": occasion})
-                )
+                problems.append(by_command(self._notify.command, title, text, {"HOMELAB_RUN": self._run, "HOMELAB_OCCASION": occasion}))
             if self._notify.apprise:
                 problems.append(by_apprise(self._notify.apprise, title, text))
         except Exception as error:  # noqa: BLE001 - a plugin's own mistake is told as every other refusal
@@ -56,7 +54,16 @@ class Notifier:
             if problem and problem not in self._told:
                 self._told.add(problem)
                 self._say(problem)
-                event_log.append(self._paths, event("note", text=f"{problem} (the run is not touched)"))
+
+
+def of_run(notify: Notify, paths: RunPaths, say: Say) -> Notifier:
+    """The notifier of a run. What a way of telling refuses is among the run's events, too."""
+
+    def refused(problem: str) -> None:
+        say(problem)
+        event_log.append(paths, event("note", text=f"{problem} (the run is not touched)"))
+
+    return Notifier(notify, paths.name, refused, paths.name)
 
 
 def by_command(command: str, title: str, text: str, variables: dict[str, str]) -> str:

@@ -22,9 +22,8 @@ from homelab.controller.config.cluster import Cluster
 from homelab.controller.config.interpreter import for_recipe
 from homelab.controller.features.recover.resume_guards import OtherTrainingError
 from homelab.controller.features.status import monitor
-from homelab.controller.features.supervise import acts
+from homelab.controller.features.supervise import acts, notifier
 from homelab.controller.features.supervise.attempt_watch import AttemptWatch
-from homelab.controller.features.supervise.notifier import Notifier
 from homelab.controller.features.supervise.observation import Error, Failed, Followed, Observation, Result
 from homelab.controller.features.supervise.recovery_try import STOP_GRACE_S, RecoveryTry, Supervised
 from homelab.controller.features.supervise.recut_watch import RecutWatch
@@ -48,7 +47,7 @@ class Supervisor:
 
     def __init__(self, cluster: Cluster, paths: RunPaths, say: Say) -> None:
         self._paths, self._say = paths, say
-        self._notifier = Notifier(cluster.notify, paths, say)
+        self._notifier = notifier.of_run(cluster.notify, paths, say)
         described = run_folder.description_of(paths)
         recipe, items = described.recipe, inputs.of_run(paths, described.run_json)
         self._run = Supervised(for_recipe(cluster, recipe), paths, recipe, items, supervisor_record.skipped(paths))

@@ -13,7 +13,6 @@ from homelab.controller.base.errors import InputError
 from homelab.controller.config.cluster import Notify
 from homelab.controller.config.load import load_cluster
 from homelab.controller.features.supervise import notifier
-from homelab.controller.features.supervise.notifier import Notifier
 from homelab.controller.run import event_log
 from homelab.controller.run.paths import RunPaths
 
@@ -29,7 +28,7 @@ def paths(tmp_path: Path) -> RunPaths:
 def told(paths: RunPaths, notify: Notify, *occasions: str) -> list[str]:
     """What was said besides, after telling of these."""
     said: list[str] = []
-    one = Notifier(notify, paths, said.append)
+    one = notifier.of_run(notify, paths, said.append)
     for occasion in occasions:
         one.tell(occasion, "the disk is full")  # type: ignore[arg-type]
         one.close()
@@ -77,7 +76,7 @@ def test_apprise_takes_its_own_configuration(paths: RunPaths, monkeypatch: pytes
 
 def test_a_token_does_not_leave_this_machine_and_a_plugin_s_mistake_is_told(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     out = paths.root / "out"
-    one = Notifier(Notify(command=f"cat > '{out}'"), paths, print)
+    one = notifier.of_run(Notify(command=f"cat > '{out}'"), paths, print)
     one.tell("gave up", "401 for hf_abcdefghijklmnopqrstuvwxyzABCDEFGH")
     one.close()
     assert out.read_text() == "homelab: r-1 gave up\n401 for ***\n"
