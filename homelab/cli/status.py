@@ -32,13 +32,14 @@ def command(
     loaded = common.load_cluster(cluster)
     options = common.options_of(cluster, runs_dir)
     console = CleanConsole()
+    is_live = not as_json and not once and (live.can_draw(console) or wait)
     with Fleet(loaded) as fleet:
         with common.progress(as_json) as say:
-            paths = run_lookup.run(fleet, runs_dir, run, say)
+            paths = (run_lookup.awaited if is_live else run_lookup.run)(fleet, runs_dir, run, say)
             snapshot = monitor.Watcher(fleet, paths).look().with_options(options)
         if as_json:
             common.print_json(snapshot.model_dump(mode="json"))
-        elif once or not (live.can_draw(console) or wait):
+        elif not is_live:
             console.print(view.render(snapshot, console.width, None, is_ascii=live.is_ascii(console)))
         else:
             return monitor.until_end(fleet, paths, console=console, options=options)

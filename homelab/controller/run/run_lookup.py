@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from homelab.controller.base.errors import HomelabError, InputError
-from homelab.controller.base.hint import homelab
+from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.say import Say
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import adoption, event_log, run_folder, store, supervisor_record
@@ -15,15 +16,41 @@ from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.state import FINISHED
 from homelab.shared.protocol import layout, lock
 
+_BEGUN_S = 1.0  # a launch makes the run's folder, and says in the next instant that it is at work
+_AGAIN_S = 0.3
+
+
+class LaunchingError(HomelabError):
+    """The run is being launched on this machine, and nothing of it is on its nodes yet."""
+
+
+def awaited(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPaths:
+    """`run`, but a run that is being launched is waited for. Raises HomelabError, too, if its launch ends without a start."""
+    waited_for = None
+    while True:
+        try:
+            return run(fleet, runs_dir, name, say)
+        except LaunchingError as error:
+            if waited_for is None:
+                say(f"{error.message}: {error.where}")
+            waited_for = error
+            time.sleep(_AGAIN_S)
+        except InputError as error:
+            if waited_for is None:
+                raise
+            where = f"{waited_for.where}; it is gone"
+            raise HomelabError("the launch has ended, and nothing was started", where=where, hint=homelab("launch RECIPE")) from error
+
 
 def run(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPaths:
     """The run meant: by name, or the one that lives, or the newest. One that only the nodes know is adopted into `runs_dir`.
 
     Without a name the nodes are asked which lives, unless the newest of this folder is the only one in it that has not ended. A damaged
     folder is repaired from the nodes. Raises InputError when nobody knows it, UnreachableError when no node could be asked either,
-    HomelabError when its folder is damaged and no node that answers has it.
+    LaunchingError when it is being launched, HomelabError when its folder is damaged and no node that answers has it.
     """
     chosen = _choose(fleet, runs_dir, name, say)
+    _refuse_launching(chosen)
     run_folder.repair(fleet, chosen, say)
     fleet.train_with(run_folder.description_of(chosen).recipe)
     return chosen
@@ -41,6 +68,7 @@ def _choose(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPath
             return RunPaths(runs_dir / chosen)
         if layout.is_usable(name):
             _refuse_unreadable(RunPaths(runs_dir / name))
+            _refuse_launching(RunPaths(runs_dir / name))
     say("reading the runs of the nodes")
     answers, unreachable = fleet.ask("runs")
     event_log.tell_secrets_removed(runs_dir, answers)
@@ -92,6 +120,23 @@ def _is_beginning(paths: RunPaths) -> bool:
     """Nothing of it is on the nodes yet, and the command that launches it is at work."""
     is_before_start = run_folder.state_of(paths) in ("planned", "shipping", "starting")
     return is_before_start and supervisor_record.is_under_way(store.read_object(paths.supervisor_json))
+
+
+def _refuse_launching(paths: RunPaths) -> None:
+    """Raises LaunchingError while the command is at work that has made this folder, and the folder is not whole yet."""
+    until = time.monotonic() + _BEGUN_S
+    while os.path.isdir(paths.root) and not os.listdir(paths.root) and time.monotonic() < until:
+        time.sleep(0.02)
+    record = store.read_object(paths.supervisor_json)
+    if record.get("doing") != supervisor_record.LAUNCHING or run_folder.is_whole(paths) or not supervisor_record.is_under_way(record):
+        return
+    since = record.get("since")
+    for_s = f", for {max(0.0, time.time() - since):.0f} s" if isinstance(since, int | float) else ""
+    raise LaunchingError(
+        "this run is being launched, and nothing of it is on its nodes yet",
+        where=f"{paths.name}, by process {record.get('pid')} on this machine{for_s}",
+        hint=Hint("wait for it: {}; to end the launch: {}", homelab("status --wait", paths.name), f"kill {record.get('pid')}"),
+    )
 
 
 def _refuse_unreadable(paths: RunPaths) -> None:

@@ -23,6 +23,7 @@ from homelab.shared.protocol.errors import EXIT_INTERRUPTED
 # Ctrl-C, kill, and the end of the terminal or of the SSH session.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _HURRY_S, _END_S = 3.0, 4.5
+_AGAIN_S = 0.01
 _is_limited = False
 _at_limit: list[Callable[[], object]] = []
 
@@ -30,8 +31,10 @@ _at_limit: list[Callable[[], object]] = []
 def count_alike() -> None:
     """From now on all of `SIGNALS` raise KeyboardInterrupt: what was begun is undone or told, whichever of them comes.
 
-    A signal that is ignored stays ignored: the program that started us wants that (nohup).
+    A signal that is ignored stays ignored: the program that started us wants that (nohup). One that comes while native code or a finaliser calls Python
+    is not lost: what is raised there goes nowhere, so it is raised once more.
     """
+    sys.unraisablehook = _raise_again
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _interrupt)
@@ -91,6 +94,16 @@ def held() -> Iterator[None]:
             signal.signal(number, handler)
     if came:
         raise KeyboardInterrupt
+
+
+def _raise_again(ignored: sys.UnraisableHookArgs) -> None:
+    """Of a KeyboardInterrupt that nobody can catch. By a thread, because here it would be lost, too."""
+    if not issubclass(ignored.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(ignored)
+        return
+    # Of those that count: SIGINT may be ignored where SIGTERM is not.
+    number = next((number for number in SIGNALS if callable(signal.getsignal(number))), signal.SIGINT)
+    threading.Timer(_AGAIN_S, os.kill, [os.getpid(), number]).start()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -247,6 +247,8 @@ def keep_private(folder: Path) -> None:
 def give_back(folder: Path, name: str) -> None:
     """A name of which nothing has come: its folder, and that of all runs where it is the only one."""
     with contextlib.suppress(OSError):
+        if not os.path.exists(folder / name / layout.RUN_JSON):
+            (folder / name / layout.SUPERVISOR_JSON).unlink(missing_ok=True)  # who was launching it
         os.rmdir(folder / name)
         os.rmdir(folder)
 

@@ -20,7 +20,7 @@ def read(request: JsonObject) -> JsonObject:
         "interfaces": ports.interfaces(),
         "own_name_addresses": ports.own_name_addresses(),
         "routes": ports.routes(request.get("peers") or []),
-        "port": ports.state(int(request["port"])) if request.get("port") else None,
+        "port": ports.state(int(request["port"]), ports.promised(request["workdir"], request["node"])) if request.get("port") else None,
         "wsl": wsl(),
     }
     facts.update(firewall.look())

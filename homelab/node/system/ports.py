@@ -10,12 +10,13 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
+from homelab.node import paths
 from homelab.node.system import processes
-from homelab.shared.protocol import files
+from homelab.shared.protocol import files, layout
 from homelab.shared.protocol.network_messages import Port
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from homelab.shared.protocol.files import JsonObject
     from homelab.shared.protocol.network_messages import FreePortRequest
@@ -140,8 +141,22 @@ def routes(peers: Iterable[str]) -> JsonObject:
     return route_of
 
 
-def state(port: int) -> JsonObject:
-    """Whether the TCP port can be bound, and who holds it when not (types: `homelab.controller.facts.node.PortFacts`)."""
+def promised(workdir: str, node: str) -> dict[int, str]:
+    """Port -> the live run whose newest attempt is to listen on it here, by its plan: torchrun needs some seconds until it does."""
+    found = {}
+    for run in processes.of_runs(workdir, node):
+        folder = paths.run_dir(workdir, run)
+        number = (paths.attempts(folder) or [0])[-1]
+        plan = files.read_object(os.path.join(paths.attempt_dir(folder, number), layout.PLAN_JSON)) or {}
+        name = paths.name_here(folder, number, node)
+        has_ended = os.path.exists(os.path.join(paths.node_dir(folder, number, name), layout.EXIT_JSON))
+        if plan.get("head") == name and isinstance(plan.get("master_port"), int) and not has_ended:
+            found[plan["master_port"]] = run
+    return found
+
+
+def state(port: int, taken: Mapping[int, str] | None = None) -> JsonObject:
+    """Whether the TCP port can be bound, and who holds it when not (types: `homelab.controller.facts.node.PortFacts`). `taken`: as `promised` says."""
     try:
         probe = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
     except OSError:  # a kernel that was started without IPv6
@@ -151,7 +166,8 @@ def state(port: int) -> JsonObject:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
-            return {"free": True, "holder": None, "holder_pid": None, "holder_run": None}
+            run = (taken or {}).get(port)
+            return {"free": run is None, "holder": None, "holder_pid": None, "holder_run": run}
         except OSError:
             pass
     pid = _holder(port)
@@ -162,13 +178,13 @@ def state(port: int) -> JsonObject:
 
 def answer_free_port(request: FreePortRequest) -> Port:
     """The first free TCP port from "low" of the request on."""
-    return Port(port=free_port(request.low))
+    return Port(port=free_port(request.low, taken=promised(request.workdir, request.node)))
 
 
-def free_port(low: int = 29501, high: int = 29999) -> int:
+def free_port(low: int = 29501, high: int = 29999, taken: Mapping[int, str] | None = None) -> int:
     """A port that can be bound right now, for an attempt that must not meet the TIME_WAIT of the last one. OSError if none."""
     for port in range(low, high):
-        if state(port)["free"]:
+        if state(port, taken)["free"]:
             return port
     raise OSError(f"no free port between {low} and {high}")
 

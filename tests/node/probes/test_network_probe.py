@@ -9,6 +9,9 @@ import pytest
 
 from homelab.node.probes import network
 from homelab.node.system import firewall, ports
+from homelab.shared.protocol import files
+from tests.fakes import ask_node
+from tests.processes import living
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -128,3 +131,21 @@ def test_chains_of_nftables() -> None:
     assert firewall.parse_nft(out.replace("table inet fw", "table inet firewalld"), "output") == []
     assert firewall.parse_nft(jumps.replace("reject", 'accept comment "no drop"')) == []
     assert firewall.parse_nft("") == firewall.parse_nft("Error: Operation not permitted\n") == []
+
+
+def test_a_port_that_a_run_is_about_to_take_is_not_free(tmp_path: Path) -> None:
+    """torchrun needs seconds until it listens; another launch on the same node took the same port meanwhile."""
+    run = tmp_path / "runs" / "first"
+    plan = {"run": "first", "attempt": 1, "head": "tower", "ranks": [], "nodes": [], "master_port": ports.free_port(29600, 29900)}
+    files.write_json(run / "attempts" / "1" / "plan.json", plan)
+    port, asked = plan["master_port"], {"workdir": str(tmp_path), "node": "tower", "peers": [], "port": plan["master_port"]}
+    low = {"workdir": str(tmp_path), "node": "tower", "low": port}
+    assert network.read(asked)["port"]["free"] is True, "nothing of it lives"
+    with living(HOMELAB_RUN="first", HOMELAB_NODE="tower", HOMELAB_RUN_DIR=str(run)):
+        assert network.read(asked)["port"] == {"free": False, "holder": None, "holder_pid": None, "holder_run": "first"}
+        assert ask_node("free-port", low).port > port
+        files.write_json(run / "attempts" / "1" / "plan.json", {**plan, "head": "laptop"})
+        assert network.read(asked)["port"]["free"] is True, "its head is another node"
+        files.write_json(run / "attempts" / "1" / "plan.json", plan)
+        files.write_json(run / "attempts" / "1" / "nodes" / "tower" / "exit.json", {"returncode": 1})
+        assert network.read(asked)["port"]["free"] is True, "its attempt has ended"

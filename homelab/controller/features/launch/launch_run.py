@@ -20,7 +20,7 @@ from homelab.controller.features.track import forwarder_start
 from homelab.controller.features.track.forwarder_start import StartView
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import claims, process_owner, store
+from homelab.controller.run import claims, process_owner, store, supervisor_record
 from homelab.controller.run.paths import RunPaths
 
 
@@ -73,6 +73,7 @@ def launch_run(fleet: Fleet, recipe: Recipe, request: LaunchRequest, view: Launc
                 return store.new_name(request.recipe_file.stem, time.time(), taken)
             name = store.take_name(request.runs_dir, request.recipe_file.stem, time.time(), taken)
             unused.callback(store.give_back, request.runs_dir, name)
+            supervisor_record.record_holder(RunPaths(request.runs_dir / name), supervisor_record.LAUNCHING, wants_supervisor=False)
             request.named(name)
             return name
 

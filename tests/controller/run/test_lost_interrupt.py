@@ -1,0 +1,53 @@
+"""A Ctrl-C or `kill` that comes while a finaliser runs, or native code calls Python, ends the command all the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from scripts.practice.desk import REPOSITORY
+
+pytestmark = pytest.mark.timeout(60)
+PROGRAM = """
+import os, signal, sys, time
+from homelab.controller.run import signals
+
+class Finalised:
+    def __del__(self):
+        os.kill(os.getpid(), int(sys.argv[1]))
+        for _ in range(1000):
+            pass
+
+if sys.argv[2] == "ignored":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+signals.count_alike()
+try:
+    Finalised()
+    print("it goes on", flush=True)
+    time.sleep(20)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "how"),
+    [
+        (signal.SIGINT, "plain"),
+        (signal.SIGTERM, "plain"),
+        (signal.SIGHUP, "plain"),
+        (signal.SIGTERM, "ignored"),
+        (signal.SIGHUP, "ignored"),
+    ],
+)
+def test_it_is_raised_once_more(number: signal.Signals, how: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(int(number)), how], env=environment, capture_output=True, text=True, timeout=15,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "interrupted" and "Exception ignored" not in done.stderr, (done.stdout, done.stderr)
