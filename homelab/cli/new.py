@@ -90,7 +90,7 @@ def _print(made: NewRecipe, file: Path, options: str) -> None:
     chosen = made.chosen
     how = {"lora": "as adapters", "qlora": "as adapters on a base in 4 bits", "full": "with all its weights"}[chosen.recipe.method.kind]
     wrote = "Wrote" if made.is_changed else "Nothing to change in"
-    terminal.echo(f"{wrote} {file}: {chosen.recipe.model.name} learns {made.rows.count} rows {how}.")
+    terminal.echo(f"{wrote} {file}: {chosen.recipe.model.name} learns {made.rows.words} {how}.")
     terminal.echo(answer.of(chosen.plan, made.verdict) if chosen.plan is not None else f"{made.verdict.title}: {made.verdict.seen}")
     if chosen.who:
         terminal.echo(f"It trains on {chosen.who}.")

@@ -16,7 +16,7 @@ _LEARNED = "bold green"
 
 def summary(data: Path, file: FileSample) -> str:
     """The answer in one line: how many rows of which form, and how long they are."""
-    rows = f"{file.rows_read}{'' if file.whole else ' and more'} rows, read as {file.read_as}"
+    rows = f"{file.rows_read}{'' if file.whole else ' and more'} row{'' if file.rows_read == 1 else 's'}, read as {file.read_as}"
     if not file.tokens_sampled:
         return f"{data}: {rows}."
     learned = f"{file.loss_tokens / max(1, file.sum_tokens):.0%} of the tokens are learned"

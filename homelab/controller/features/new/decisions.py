@@ -37,6 +37,7 @@ _PASSES = ((20_000, 3), (100_000, 2))
 _WARMUP = 0.05
 _HELD_OUT, _HELD_OUT_MOST, _HELD_OUT_LEAST, _ROWS_TO_HOLD_OUT = 0.1, 400, 4, 20
 _EVALUATIONS = (4, 20)
+_ENOUGH_ROWS, _LONG_ROW = 100, 200  # tokens of a row that counts for several
 _GUESSED_ROOM = 1.5  # of a row whose tokens nobody has counted
 _SEQ_STEP, _SEQ_LEAST = 64, 128
 
@@ -50,6 +51,19 @@ class Rows:
     tokens: int
     loss_part: float
     is_counted: bool
+
+    @property
+    def words(self) -> str:
+        """1 row, 55 rows."""
+        return f"{self.count} row{'' if self.count == 1 else 's'}"
+
+    @property
+    def few(self) -> str:
+        """What is to be said of so few rows; "" where there are enough, or where each is a long text of its own."""
+        if self.count >= _ENOUGH_ROWS or self.tokens >= _ENOUGH_ROWS * _LONG_ROW:
+            return ""
+        learned = "learns them by heart rather than what they have in common"
+        return f"{self.words} {'is' if self.count == 1 else 'are'} few: a model {learned}; {_ENOUGH_ROWS} are the least that is advised (Unsloth)"
 
 
 @dataclass(frozen=True)
@@ -105,7 +119,7 @@ def _batch(rows: Rows, ranks: int) -> Decision:
     if ranks > wanted:
         return Decision("train", "global_batch", ranks, f"one row for each of the {ranks} ranks; small batches suit adapters (Regret)")
     return Decision(
-        "train", "global_batch", wanted, f"{rows.count} rows: small batches suit adapters, and few rows need many steps (Regret, QLoRA)"
+        "train", "global_batch", wanted, f"{rows.words}: small batches suit adapters, and few rows need many steps (Regret, QLoRA)"
     )
 
 
@@ -113,9 +127,8 @@ def _epochs(rows: int, batch: int) -> Decision:
     passes = next((passes for most, passes in _PASSES if rows <= most), 1)
     for_steps = min(_MOST_PASSES, math.ceil(_STEPS_WANTED * batch / rows))
     if for_steps > passes:
-        return Decision(
-            "train", "epochs", for_steps, f"{rows} rows are few: so many passes make {_STEPS_WANTED} steps, or as many as help (LIMA)"
-        )
+        enough = f"make {_STEPS_WANTED} steps" if for_steps < _MOST_PASSES else "are the most that help"
+        return Decision("train", "epochs", for_steps, f"rows to learn from are few ({rows}): so many passes {enough} (LIMA)")
     return Decision("train", "epochs", passes, f"one to three passes are usual, fewer the more rows there are: {rows} (Alpaca, Unsloth)")
 
 
@@ -168,7 +181,7 @@ def _held_out(rows: Rows) -> float:
 
 def _evaluation(rows: Rows, held_out: float, epochs: int, steps: int) -> Iterator[Decision]:
     if not held_out:
-        yield Decision("data", "eval_fraction", 0.0, f"{rows.count} rows are too few to set some aside")
+        yield Decision("data", "eval_fraction", 0.0, f"{rows.words} {'is' if rows.count == 1 else 'are'} too few to set some aside")
         return
     count = max(round(rows.count * held_out), 1)
     yield Decision("data", "eval_fraction", held_out, f"{count} rows are never trained on: their loss says when it has learned enough")

@@ -86,6 +86,7 @@ def make(wish: Wish, cluster: Cluster | None, say: Say) -> NewRecipe:
         chosen = choose(wish, name, seen, rows)
         if len(names) == 1 or (chosen.fits and (chosen.hours is None or chosen.hours <= _PROPOSED_HOURS)):
             break
+    seen = dataclasses.replace(seen, notes=(*seen.notes, *filter(None, [rows.few])))
     head = _head(rows, chosen)
     text = (
         recipe_text.fresh(head, chosen.decisions) if before is None else recipe_text.again(before, head, chosen.decisions, str(wish.output))
@@ -192,9 +193,9 @@ def with_model(seen: Seen, name: str, wish: Wish) -> Seen:
 
 
 def _head(rows: Rows, chosen: Attempt) -> list[str]:
-    counted = f"{rows.tokens / max(1, rows.count):.0f} tokens each in the mean{'' if rows.is_counted else ' (guessed)'}"
+    counted = f"{rows.tokens / max(1, rows.count):.0f} tokens a row in the mean{'' if rows.is_counted else ' (guessed)'}"
     return [
-        f"{recipe_text.HEAD.removeprefix('# ')}: {chosen.recipe.model.name} learns {rows.count} rows, {counted}. Run it again, and it decides anew and keeps what you "
+        f"{recipe_text.HEAD.removeprefix('# ')}: {chosen.recipe.model.name} learns {rows.words}, {counted}. Run it again, and it decides anew and keeps what you "
         "have edited. Sources of the reasons: homelab explain new. All keys: homelab explain recipe.",
         *([f"Decided for {chosen.who}."] if chosen.who else ()),
     ]

@@ -201,7 +201,9 @@ def _asked_for(wish: Wish, name: str, seen: Seen) -> Iterator[Decision]:
         "data",
         "train",
         place(wish),
-        f"{file.rows_read} rows, read as {file.read_as}" if file is not None and file.read_as else "as you asked",
+        f"{file.rows_read} row{'' if file.rows_read == 1 else 's'}, read as {file.read_as}"
+        if file is not None and file.read_as
+        else "as you asked",
     )
 
 

@@ -85,6 +85,15 @@ def test_three_rows_are_all_trained_on() -> None:
     assert got["data.eval_fraction"] == 0.0 and "train.keep_best" not in got
 
 
+def test_few_rows_are_said_and_a_few_long_texts_are_not() -> None:
+    few = replace(CHATS, count=55, tokens=55 * 60)
+    assert few.few.startswith("55 rows are few: ") and replace(few, count=1).few.startswith("1 row is few: ")
+    assert CHATS.few == replace(few, count=3, tokens=400_000).few == ""
+    reasons = {one.place: one.reason for one in decisions.of_training(replace(few, count=1, tokens=60), LLAMA, "lora", 1)}
+    assert "1 rows" not in str(reasons) and "120" not in reasons["train.epochs"]
+    assert "make 120 steps" in str(decisions.of_training(replace(few, count=80), LLAMA, "lora", 1))
+
+
 def test_a_short_run_learns_faster() -> None:
     short = replace(CHATS, count=12, tokens=3600)
     steps = 10 * order.steps_per_epoch(12, 4)
