@@ -23,17 +23,23 @@ def command(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The recipe to write. Default: the data's name with .toml.", show_default=False)
     ] = None,
+    columns: Annotated[
+        str,
+        typer.Option(
+            "--columns", metavar="KEY=COLUMN,...", help="Which column is which: prompt=question,completion=answer", show_default=False
+        ),
+    ] = "",
     yes: Annotated[bool, typer.Option("--yes", help="Ask nothing.")] = False,
     offline: Annotated[bool, typer.Option("--offline", help="Ask no node: believe cluster.toml.")] = False,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     as_json: common.JsonOption = False,
 ) -> int:
     """Look at the data, the machines and the model, and write a recipe with the reason of each value. Run again, it keeps your edits."""
-    from homelab.controller.features.new import new_recipe
+    from homelab.controller.features.new import data_look, new_recipe
     from homelab.controller.features.new.training_choice import Wish
 
     data, model = _asked_for(data, model, yes)
-    wish = Wish(data, model, output or Path(_name(data)), offline)
+    wish = Wish(data, model, output or Path(_name(data)), offline, data_look.columns_of(columns))
     with common.progress(as_json) as say:
         made = new_recipe.make(wish, _cluster(cluster), say)
     if as_json:

@@ -66,6 +66,35 @@ def test_a_cluster_that_is_off_is_believed_and_said(quiet_desk: Desk) -> None:
     assert [note for note in found["notes"] if "no machine answers" in note] and (quiet_desk.folder / "mine.toml").is_file()
 
 
+def test_columns_with_names_of_their_own_are_named_as_the_error_says_and_stay(quiet_desk: Desk) -> None:
+    (quiet_desk.folder / "cluster.toml").unlink()
+    rows = "".join(f"Frage {number}?,Antwort {number}.,{number}\n" for number in range(30))
+    quiet_desk.write("mine.csv", f"frage,antwort,nummer\n{rows}")
+
+    def typed(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HOMELAB_")}
+        arguments = ("new", "mine.csv", "--model", "Qwen/Qwen3-0.6B", *arguments)
+        return prepared_commands.run(arguments, cwd=quiet_desk.folder, env=environment | {"HOME": str(quiet_desk.folder)}, timeout_s=60)
+
+    fix = typed().stderr.splitlines()[-1]
+    assert fix == "fix:   homelab new mine.csv --columns prompt=frage,completion=antwort" and not (quiet_desk.folder / "mine.toml").exists()
+    said = typed(*fix.split()[-2:]).stdout
+    written = (quiet_desk.folder / "mine.toml").read_text()
+    assert "learns 30 rows" in said and "note: 30 rows are few" in said
+    assert 'columns = {prompt = "frage", completion = "antwort"}  # as you asked' in written
+    assert typed().stdout.startswith("Nothing to change in mine.toml"), "named once, they stay"
+    edited = written.replace('{prompt = "frage", completion = "antwort"}', '{text = "frage"}', 1)
+    (quiet_desk.folder / "mine.toml").write_text(edited)
+    assert typed().returncode == 0 and 'columns = {text = "frage"}' in (quiet_desk.folder / "mine.toml").read_text(), "an edit of theirs"
+    for wrong, why in (
+        ("prompt", "these are no columns"),
+        ("frage=prompt", "no row has a part that is called frage"),
+        ("prompt=nix", '"nix"'),
+    ):
+        refused = typed("--columns", wrong, "-o", "other.toml")
+        assert refused.returncode == 2 and why in refused.stderr and not (quiet_desk.folder / "other.toml").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "seen"),
     [

@@ -6,11 +6,12 @@ import difflib
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from homelab.shared.protocol.data_rows import beginning, longest_after
 from homelab.shared.protocol.file_kind import SUFFIXES
 from homelab.shared.protocol.worker_messages import FileSample, SampleResult
 from homelab.shared.recipe import Model
+from homelab.shared.recipe.data import Columns
 
 _LIMIT_S = 150.0
 HERE = "this machine"
@@ -60,17 +62,35 @@ def refuse_no_file(data: str) -> None:
     )
 
 
-def refuse_bad_rows(file: FileSample | None) -> None:
+def refuse_bad_rows(file: FileSample | None, data: str) -> None:
     """Raises InputError for the first row that no training can read."""
     if file is not None and file.rows_bad:
         bad = file.rows_bad[0]
-        raise InputError(bad.message, where=bad.where, hint=bad.hint)
+        # There is no recipe yet that could name the columns: this command does.
+        named = re.search(r"\[data\] columns = \{(.+?)\} in the recipe", bad.hint)
+        pairs = ",".join(f"{key}={column}" for key, column in re.findall(r'(\w+) = "([^"]*)"', named[1])) if named else ""
+        raise InputError(bad.message, where=bad.where, hint=Hint("{}", homelab("new", data, "--columns", pairs)) if pairs else bad.hint)
 
 
-def draft(place: str, model: str) -> TrainRecipe:
+def columns_of(words: str) -> dict[str, str]:
+    """What --columns says: "prompt=question,completion=answer". Raises InputError for anything else."""
+    pairs = [pair.partition("=") for pair in words.split(",")] if words else []
+    if any(not key.strip() or not column.strip() for key, _, column in pairs):
+        hint: str = homelab("new DATA --columns prompt=question,completion=answer")
+        raise InputError("these are no columns: name each as KEY=COLUMN, with commas between", where=f"--columns {words}", hint=hint)
+    known = [field.name for field in fields(Columns)]
+    if unknown := [key.strip() for key, _, _ in pairs if key.strip() not in known]:
+        message = f"no row has a part that is called {unknown[0]}: the part comes first, then your column"
+        hint = f"parts are {', '.join(known)}; {homelab('explain recipe.data')} says more"
+        raise InputError(message, where=f"--columns {words}", hint=hint)
+    return {key.strip(): column.strip() for key, _, column in pairs}
+
+
+def draft(place: str, model: str, columns: Mapping[str, str] | None = None) -> TrainRecipe:
     """A recipe of this data that is good enough to look at the data with: nothing in it is cut."""
     train = {"global_batch": 1, "epochs": 1, "learning_rate": 1e-4, "seq_len": _ANY_LENGTH}
-    return parsed({"model": {"name": model}, "data": {"train": place}, "method": {"kind": "lora"}, "train": train})
+    data = {"train": place, **({"columns": dict(columns)} if columns else {})}
+    return parsed({"model": {"name": model}, "data": data, "method": {"kind": "lora"}, "train": train})
 
 
 def parsed(content: Mapping[str, Any]) -> TrainRecipe:
@@ -96,7 +116,7 @@ def of_file(path: Path, model: str, previews: int) -> SampleResult:
     sample = here(recipe, items, previews)
     if sample.refused:
         raise InputError(sample.refused, where=str(path), hint=homelab("data FILE --model FOLDER"))
-    refuse_bad_rows(sample.files.get("train"))
+    refuse_bad_rows(sample.files.get("train"), str(path))
     return sample
 
 

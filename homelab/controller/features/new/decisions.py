@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from homelab.controller.planning.model.architecture import Architecture
 from homelab.shared.law import order
@@ -81,7 +82,7 @@ class Decision:
 
     section: str
     key: str
-    value: str | int | float | bool
+    value: str | int | float | bool | dict[str, str]
     reason: str
 
     @property
@@ -95,11 +96,13 @@ def of_training(rows: Rows, base: Base, kind: str, ranks: int) -> tuple[Decision
     batch = _batch(rows, ranks)
     held_out = _held_out(rows)
     trained = rows.count - (max(round(rows.count * held_out), 1) if held_out else 0)
-    epochs = _epochs(trained, int(batch.value))
-    steps = int(epochs.value) * order.steps_per_epoch(trained, int(batch.value))
+    samples = cast(int, batch.value)
+    epochs = _epochs(trained, samples)
+    passes = cast(int, epochs.value)
+    steps = passes * order.steps_per_epoch(trained, samples)
     return (
-        *_evaluation(rows, held_out, int(epochs.value), steps),
-        *(_adapters(rows, base, int(epochs.value)) if kind != "full" else ()),
+        *_evaluation(rows, held_out, passes, steps),
+        *(_adapters(rows, base, passes) if kind != "full" else ()),
         batch,
         epochs,
         _rate(base, kind, steps),

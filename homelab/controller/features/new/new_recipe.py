@@ -76,7 +76,9 @@ def make(wish: Wish, cluster: Cluster | None, say: Say) -> NewRecipe:
     data_look.refuse_no_file(wish.data)
     before = _before(wish.output)
     edits = recipe_text.edits(before, str(wish.output)) if before is not None else {}  # refused before anybody is asked
-    wish = dataclasses.replace(wish, model=wish.model or str(edits.get("model.name") or ""))
+    named = recipe_text.standing(before, str(wish.output)).get("data.columns") if before is not None else None
+    columns = wish.columns or (named if isinstance(named, dict) else {})
+    wish = dataclasses.replace(wish, model=wish.model or str(edits.get("model.name") or ""), columns=columns)
     seen = _look(wish, wish.model or PROPOSED[0], cluster, say)
     say("deciding")
     names = [wish.model] if wish.model else list(PROPOSED) if has_cards(seen) else [PROPOSED[-1]]
@@ -127,7 +129,7 @@ def _verdict(chosen: Attempt, seen: Seen) -> Verdict:
 
 
 def _look(wish: Wish, model: str, cluster: Cluster | None, say: Say) -> Seen:
-    draft = data_look.draft(place(wish), model)
+    draft = data_look.draft(place(wish), model, wish.columns)
     items = inputs.of_recipe(draft, wish.output)
     fault = data_files.fault(items)
     if fault is not None:
@@ -157,7 +159,7 @@ def _look(wish: Wish, model: str, cluster: Cluster | None, say: Say) -> Seen:
         if sample is None or sample.refused or any(file.sum_tokens for file in local.files.values()):
             sample = local
     seen = Seen(sample, tuple(items), plan_inputs, tuple(notes))
-    data_look.refuse_bad_rows(seen.file)
+    data_look.refuse_bad_rows(seen.file, wish.data)
     seen = Seen(sample, tuple(items), plan_inputs, (*notes, *_uncounted(seen)))
     return _with_config(seen, draft, wish)
 
@@ -188,7 +190,9 @@ def _with_config(seen: Seen, recipe: TrainRecipe, wish: Wish) -> Seen:
 def with_model(seen: Seen, name: str, wish: Wish) -> Seen:
     """The same for another model: its rows have about as many tokens."""
     return _with_config(
-        dataclasses.replace(seen, inputs=dataclasses.replace(seen.inputs, config=None)), data_look.draft(place(wish), name), wish
+        dataclasses.replace(seen, inputs=dataclasses.replace(seen.inputs, config=None)),
+        data_look.draft(place(wish), name, wish.columns),
+        wish,
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import tomlkit
 from tomlkit.exceptions import ParseError
-from tomlkit.items import Table
+from tomlkit.items import Item, Table
 
 from homelab.controller.base.errors import InputError
 from homelab.controller.base.sanitize import plain
@@ -46,10 +46,15 @@ def fresh(head: Sequence[str], decisions: Sequence[Decision]) -> RecipeText:
 
 
 def edits(text: str, where: str) -> dict[str, Any]:
-    """Place (section.key) -> value of what a person has changed since; None for a key that they took out. Raises InputError as `again`."""
-    before, document = _recorded(text, where), _parsed(text, where)
-    now = {place: _value(document, place) for place in before}
-    return {place: value for place, value in now.items() if value != before[place]}
+    """Place (section.key) -> value of what a person has changed or added since; None for a key that they took out. Raises InputError as `again`."""
+    before, now = _recorded(text, where), standing(text, where)
+    return {place: now.get(place) for place in {**before, **now} if place not in before or now.get(place) != before[place]}
+
+
+def standing(text: str, where: str) -> dict[str, Any]:
+    """Place -> value of every key that is there. Raises InputError where it is no TOML."""
+    sections = _parsed(text, where).unwrap().items()
+    return {f"{name}.{key}": value for name, section in sections if isinstance(section, dict) for key, value in section.items()}
 
 
 def again(text: str, head: Sequence[str], decisions: Sequence[Decision], where: str) -> RecipeText:
@@ -62,14 +67,14 @@ def again(text: str, head: Sequence[str], decisions: Sequence[Decision], where: 
         if not isinstance(section, Table):
             section = tomlkit.table()
             document.append(one.section, section)
-        is_theirs = one.place in edited or (one.place not in before and one.key in section)
+        is_theirs = one.place in edited
         if one.place in before or not is_theirs:
             record[one.place] = before[one.place] if is_theirs else one.value  # an edit stays one, also if homelab comes to the same value
         if is_theirs:
             if section.get(one.key) != one.value:
                 kept.append(one)
             continue
-        value = tomlkit.item(one.value)
+        value = _item(one)
         value.comment(_reason(one))
         value.trivia.comment_ws = " " * (2 + max(0, _width(decisions, one.section) - len(_line(one))))
         section[one.key] = value
@@ -94,12 +99,6 @@ def _reason(one: Decision) -> str:
     return " ".join(plain(one.reason).split())
 
 
-def _value(document: tomlkit.TOMLDocument, place: str) -> Any:
-    name, _, key = place.partition(".")
-    section = document.get(name)
-    return section.get(key) if isinstance(section, Table) else None
-
-
 def _parsed(text: str, where: str) -> tomlkit.TOMLDocument:
     try:
         return tomlkit.parse(text)
@@ -114,7 +113,16 @@ def _width(decisions: Sequence[Decision], section: str) -> int:
 
 
 def _line(one: Decision) -> str:
-    return f"{one.key} = {tomlkit.item(one.value).as_string()}"
+    return f"{one.key} = {_item(one).as_string()}"
+
+
+def _item(one: Decision) -> Item:
+    """The value in one line."""
+    if not isinstance(one.value, dict):
+        return tomlkit.item(one.value)
+    table = tomlkit.inline_table()
+    table.update(one.value)
+    return table
 
 
 def _record(decided: Mapping[str, Any]) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,13 @@ NO_CLUSTER = Cluster(nodes=(Node(name="one-card", host="localhost", gpus=(Gpu(mo
 
 @dataclass(frozen=True)
 class Wish:
-    """What a person asks for. `model` "" leaves it to homelab; `output` is the recipe's file."""
+    """What a person asks for. `model` "" leaves it to homelab; `output` is the recipe's file; `columns`: key of the recipe -> column of the data."""
 
     data: str
     model: str
     output: Path
     offline: bool = False
+    columns: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -205,6 +206,8 @@ def _asked_for(wish: Wish, name: str, seen: Seen) -> Iterator[Decision]:
         if file is not None and file.read_as
         else "as you asked",
     )
+    if wish.columns:
+        yield Decision("data", "columns", dict(wish.columns), "as you asked")
 
 
 def place(wish: Wish) -> str:
