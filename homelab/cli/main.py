@@ -75,6 +75,8 @@ def _command(arguments: list[str]) -> int:
             if not isinstance(refused, BrokenPipeError):
                 _show_unwritable(refused)
             return errors.EXIT_DONE if isinstance(refused, BrokenPipeError) else errors.EXIT_FAILED
+        if "KeyboardInterrupt" in str(error) or isinstance(error.__cause__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None  # native code (pydantic, while it builds a model) makes an error of its own of a Ctrl-C
         internal = errors.HomelabError(
             f"internal error: {type(error).__name__}: {error}",
             where=_kept_traceback(),

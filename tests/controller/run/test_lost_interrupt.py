@@ -6,9 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+from pydantic_core import SchemaSerializer, SchemaValidator, core_schema
 
+from homelab.cli import command_list, main
+from homelab.shared.protocol.errors import EXIT_INTERNAL
 from scripts.practice.desk import REPOSITORY
 
 pytestmark = pytest.mark.timeout(60)
@@ -51,3 +55,28 @@ def test_it_is_raised_once_more(number: signal.Signals, how: str) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "interrupted" and "Exception ignored" not in done.stderr, (done.stdout, done.stderr)
+
+
+class Interrupting:
+    """Ctrl-C at the moment when native code asks Python for the words of this."""
+
+    def __repr__(self) -> str:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("build", [SchemaSerializer, SchemaValidator])
+def test_an_interrupt_that_native_code_calls_its_own_error_ends_the_command(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(args: list[str], standalone_mode: bool) -> None:
+        build(core_schema.literal_schema([Interrupting()]))
+
+    monkeypatch.setattr(command_list, "app", command)
+    with pytest.raises(KeyboardInterrupt):
+        main.run([])
+
+
+def test_another_error_of_native_code_is_our_fault(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def command(args: list[str], standalone_mode: bool) -> None:
+        SchemaValidator({"type": "no such type"})
+
+    monkeypatch.setattr(command_list, "app", command)
+    assert main.run([]) == EXIT_INTERNAL and "internal error: SchemaError" in capsys.readouterr().err
