@@ -101,8 +101,13 @@ def trained_folder(run: dict[str, Any], run_dir: Path, *, is_base: bool = False)
         yield folder
 
 
-def place(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, tokens: int) -> footprint.Place:
-    """The device for the model, by the free memory. Raises NoRoom when it fits nowhere."""
+def place(
+    run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, tokens: int, *, beside_base: bool = False
+) -> footprint.Place:
+    """The device for the model, by the free memory. Raises NoRoom when it fits nowhere.
+
+    `beside_base`: the base answers, too. An adapter is left out for that; wholly trained weights have it beside them.
+    """
     import torch
 
     from homelab.worker.checkpoints.async_save import available_bytes
@@ -115,6 +120,11 @@ def place(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, t
     needed = footprint.answer_bytes(
         source, revision, quantisation=section(Method, run["recipe"]).quantisation, dtype=dtype, tokens=tokens, added_bytes=added
     )
+    if beside_base and method["kind"] == "full" and trained is not None:
+        base = footprint.answer_bytes(
+            path, run["recipe"]["model"].get("revision"), quantisation=None, dtype=None, tokens=tokens, added_bytes=0
+        )
+        needed = None if needed is None or base is None else needed + base
     busy = _training_cards(run, run_dir)
     cards = [
         RoomOnCard(index, torch.cuda.get_device_name(index), torch.cuda.mem_get_info(index)[0], index in busy)

@@ -41,7 +41,7 @@ class Conversation:
         imports.quiet()
         path = model_path(self.run)
         self.tokenizer = load_tokenizer(self.run, path)
-        place = chat.place(self.run, run_dir, path, trained, _FIRST_TOKENS)
+        place = chat.place(self.run, run_dir, path, trained, _FIRST_TOKENS, beside_base=len(models) > 1)
         self.notes = [place.note] if place.note else []
         _print({"loading": place.room})
         self.model = chat.load(self.run, run_dir, path, trained, place.card).eval()

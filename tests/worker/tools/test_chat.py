@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +67,21 @@ def test_the_reckoned_bytes_are_those_of_the_loaded_weights(run: Path, model: Pa
     added = footprint.answer_bytes(str(model), None, added_bytes=1000, **{**empty, "tokens": 10})
     assert added == pytest.approx(needed + 1.05 * (1000 + 2 * 2 * 2 * 16 * 10 * 4), abs=2)  # two layers of two heads, 16 wide
     assert footprint.answer_bytes(str(run), None, added_bytes=0, **empty) is None, "no model: transformers says what is wrong"
+
+
+def test_wholly_trained_weights_need_room_beside_their_base_and_an_adapter_does_not(
+    run: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed: list[int | None] = []
+    monkeypatch.setattr(footprint, "choose", lambda wanted, cards, ram, **names: needed.append(wanted))
+    shutil.copytree(model, run / "final")
+    described = json.loads((run / "run.json").read_text())
+    for kind in ("full", "lora"):
+        described["recipe"]["method"] = {**described["recipe"]["method"], "kind": kind}
+        for beside_base in (False, True):
+            chat.place(described, run, str(model), run / "final", 10, beside_base=beside_base)
+    full, with_base, adapter, adapter_with_base = needed
+    assert full and with_base == 2 * full and adapter == adapter_with_base
 
 
 def test_it_is_asked_as_it_was_trained(tokenizer) -> None:
