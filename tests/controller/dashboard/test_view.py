@@ -103,6 +103,18 @@ def test_without_a_height_everything_is_printed_and_commands_are_never_cut() -> 
     assert f"homelab recover --cluster {'x' * 100} {sample.RUN}" in seen
 
 
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_best_held_out_loss_is_said_whole_where_it_is_neither_the_first_nor_the_last(width: int) -> None:
+    def line(*losses: float) -> str:
+        points = tuple(LossPoint(step=10 * number, loss=loss) for number, loss in enumerate(losses))
+        shot = sample.snapshot().model_copy(update={"eval_losses": points})
+        return next(line for line in text(shot, width, None).splitlines() if "eval" in line)
+
+    assert "eval 5.212 \u2192 0.542, best 0.406 in step 20" in line(5.2124, math.nan, 0.4056, 0.5417)
+    assert ("perplexity" in line(5.2124, 0.4056, 0.5417)) is (width == 140)
+    assert "best" not in line(5.2124, 0.5417, 0.4056) and "perplexity" in line(5.2124, 0.4056)
+
+
 def test_a_failure_shows_cause_and_cure_first_even_on_a_small_terminal() -> None:
     seen = text(failed(), 80, 14)
     assert "✗ failed" in seen

@@ -41,7 +41,7 @@ from tests.watched import Apart, opened, started
 pytestmark = pytest.mark.timeout(3600)
 CANARY = "canary-0123456789"
 MISSING = "the key is left out"
-_CASES = 25  # of one process
+_CASES = 10  # of one process, with every value: some hundred commands, of which each leaves a little
 SKIPPED = ("--skip", "network", "--skip", "collective")
 _CHECKS = ("disk", "memory", "python", "runs", "gpu")
 COMMANDS = {
