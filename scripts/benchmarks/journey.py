@@ -49,8 +49,30 @@ _ANSWERS = {
     "Save this key?": "y",
     "Which network is for the training?": "",
 }
-_SPINNER = re.compile("[\u2800-\u28ff] [^\u2800-\u28ff\n]*")
 _CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r")
+
+
+def on_screen(raw: str) -> str:
+    """What stays on a terminal of all that was written: a dashboard draws over itself, and what stood on another screen is gone."""
+    raw = re.sub(r"\x1b\[\?1049h.*?\x1b\[\?1049l", "", raw, flags=re.DOTALL)
+    lines, row, column = [""], 0, 0
+    for code, text in re.findall(r"(\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|[\r\n\b])|([^\x1b\r\n\b]+)", raw):
+        number = int(digits[0]) if (digits := re.findall(r"\d+", code)) else 1
+        if text:
+            lines[row] = lines[row].ljust(column)[:column] + text + lines[row][column + len(text) :]
+            column += len(text)
+        elif code == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif code == "\r":
+            column = 0
+        elif code.endswith("A"):
+            row = max(0, row - number)
+        elif code.endswith("K"):
+            lines[row] = lines[row][:column] if code == "\x1b[K" else ""
+        elif code.endswith("J"):
+            del lines[row + 1 :]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 class Person:
@@ -59,7 +81,7 @@ class Person:
     def __init__(self, home: Path, folder: Path) -> None:
         self.commands: list[str] = []
         self.questions: list[str] = []
-        self.transcript = ""
+        self.transcript = self._raw = ""
         self.words_printed = 0  # until `is_done`
         self.is_done = False
         environment = {
@@ -80,9 +102,9 @@ class Person:
         began_s = time.monotonic()
         os.write(self._terminal, f"{command}\n".encode())
         printed = self._until_prompt()
+        shown = "\n".join(line for line in on_screen(self._raw).removesuffix(_PROMPT.strip()).splitlines()[1:] if line.strip())
         os.write(self._terminal, b"echo $?\n")
         code = self._until_prompt().split()[-1]
-        shown = "\n".join(line for line in _SPINNER.sub("", printed).splitlines()[1:] if line.strip())
         self.words_printed += 0 if self.is_done else len(shown.split())
         self.transcript += f"$ {command}\n{shown}\n[{time.monotonic() - began_s:.0f} s]\n\n"
         if code != "0":
@@ -92,12 +114,14 @@ class Person:
     def _until_prompt(self) -> str:
         """Everything up to the shell's next prompt; questions on the way are answered."""
         deadline_s = time.monotonic() + _LIMIT_S
-        printed, read = "", 0
+        printed, read, self._raw = "", 0, ""
         while not printed.endswith(_PROMPT):
             if time.monotonic() > deadline_s:
                 raise SystemExit(f"error: no end within {_LIMIT_S:.0f} s\n{self.transcript}{printed}")
             if select.select([self._terminal], [], [], 1.0)[0]:
-                printed += _CODES.sub("", os.read(self._terminal, 65536).decode(errors="replace"))
+                piece = os.read(self._terminal, 65536).decode(errors="replace")
+                self._raw += piece
+                printed += _CODES.sub("", piece)
             question = next((words for words in _ANSWERS if words in printed[read:]), None)
             if question:
                 self.questions.append(question)
