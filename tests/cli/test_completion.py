@@ -73,7 +73,7 @@ def program() -> str:
         ("homelab plan r.toml --like to", ["tower"]),
         ("homelab plan r.toml --launcher torch", ["torchrun-ssh"]),
         ("homelab export r.toml --to d", ["dstack"]),
-        ("homelab explain fi", ["files", "firewall", "file-lock"]),
+        ("homelab explain fi", ["first-training", "files", "firewall", "file-lock"]),
         ("homelab explain recipe.train.learn", ["recipe.train.learning_rate"]),
         ("homelab gguf --quantise q", ["q8_0", "q4_k_m"]),
         ("homelab bench card t", ["tower"]),
