@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,7 +76,11 @@ def test_an_interrupt_that_native_code_calls_its_own_error_ends_the_command(buil
         main.run([])
 
 
-def test_another_error_of_native_code_is_our_fault(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_error_of_native_code_is_our_fault(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where the traceback is kept
+
     def command(args: list[str], standalone_mode: bool) -> None:
         SchemaValidator({"type": "no such type"})
 
