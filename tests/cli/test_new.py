@@ -89,7 +89,7 @@ def test_columns_with_names_of_their_own_are_named_as_the_error_says_and_stay(qu
     for wrong, why in (
         ("prompt", "these are no columns"),
         ("frage=prompt", "no row has a part that is called frage"),
-        ("prompt=nix", '"nix"'),
+        ("prompt=nix", "new mine.csv --columns prompt=COLUMN"),
     ):
         refused = typed("--columns", wrong, "-o", "other.toml")
         assert refused.returncode == 2 and why in refused.stderr and not (quiet_desk.folder / "other.toml").exists()

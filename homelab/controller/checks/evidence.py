@@ -42,6 +42,11 @@ class Finding:
         return self.level == "fail" or self.is_busy
 
     @property
+    def where(self) -> str:
+        """The second part of an error that it becomes."""
+        return f"node {self.node}, check {self.check}" if self.node else f"check {self.check}"
+
+    @property
     def subject(self) -> str:
         """The row of the table it stands in."""
         return self.check.partition(".")[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from pydantic import Field
 
 from homelab.controller.base.hint import Options
@@ -162,6 +164,11 @@ class Snapshot(DisplayValue):
     """That a signal has stopped who holds the run, and the command that lets it go on; None where that is not so."""
     is_over: bool = Field(default=False, exclude=True)
     """Nothing more will happen by itself, as far as was seen up to now."""
+
+    @property
+    def best_eval(self) -> LossPoint | None:
+        """The lowest held-out loss; None where there is none that is a number (a training that diverges writes others)."""
+        return min((point for point in self.eval_losses if math.isfinite(point.loss)), key=lambda point: point.loss, default=None)
 
     def with_options(self, options: Options) -> Snapshot:
         """The same, in which the commands of ours have the options that its reader needs."""

@@ -127,11 +127,12 @@ def _losses(snapshot: Snapshot, now: float, width: int) -> Text:
     if snapshot.eval_losses:
         ends_ = dict.fromkeys((snapshot.eval_losses[0], snapshot.eval_losses[-1]))
         held_out = Text.assemble(("eval ", "dim"), " → ".join(words.loss(point.loss) for point in ends_))
-        best = min(snapshot.eval_losses, key=lambda point: (not math.isfinite(point.loss), point.loss))
-        if best not in ends_:  # with keep_best it is the result
+        best = snapshot.best_eval
+        is_inside = best is not None and best not in ends_
+        if best is not None and is_inside:  # with keep_best it is the result
             held_out.append(f", best {words.loss(best.loss)} in step {best.step}")
         both = right + Text("   ") + held_out
-        right = both if best in ends_ or len(left.plain) + 3 + len(both.plain) <= width else held_out
+        right = both if not is_inside or len(left.plain) + 3 + len(both.plain) <= width else held_out
     room = width - len(left.plain) - len(right.plain) - 6
     if room >= _CURVE_LEAST:
         curve = words.sparkline([point.loss for point in snapshot.loss_history], min(room, _CURVE_MOST))

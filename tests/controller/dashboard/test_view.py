@@ -112,6 +112,7 @@ def test_the_best_held_out_loss_is_said_whole_where_it_is_neither_the_first_nor_
 
     assert "eval 5.212 \u2192 0.542, best 0.406 in step 20" in line(5.2124, math.nan, 0.4056, 0.5417)
     assert ("perplexity" in line(5.2124, 0.4056, 0.5417)) is (width == 140)
+    assert "best" not in line(math.nan, math.nan) and "best 0.406 in step 10" in line(math.nan, 0.4056, math.nan)
     assert "best" not in line(5.2124, 0.5417, 0.4056) and "perplexity" in line(5.2124, 0.4056)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -92,7 +93,10 @@ def side_of(sources: Sources, warmup: int) -> Side:
         measured=measure(lines, plan.world_size, plan.resume_step + warmup) if plan else None, alone_tokens_per_s=_alone(plan),
         kwh_per_million_tokens=whole_j / JOULES_PER_KWH / (tokens / 1e6) if whole_j is not None and tokens else None,
         losses={line.step: line.loss for line in trained if line.rank == 0 and line.step is not None and line.loss is not None},
-        held_out={line.step: line.eval_loss for line in lines if line.kind == "eval" and line.eval_loss is not None},
+        # One that diverges has others than numbers, which are neither the lowest nor comparable.
+        held_out={
+            line.step: line.eval_loss for line in lines if line.kind == "eval" and line.eval_loss is not None and math.isfinite(line.eval_loss)
+        },
     )  # fmt: skip
 
 

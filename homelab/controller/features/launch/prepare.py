@@ -76,7 +76,7 @@ def refuse_on_failure(prepared: Prepared) -> None:
             error = next(iter(unreachable.values()), None)
         raise (type(error) if error else HomelabError)(
             f"preflight failed: {first.message}{more}",
-            where=f"node {first.node}, check {first.check}" if first.node else f"check {first.check}",
+            where=first.where,
             hint=first.hint
             if error is not None or registry.is_certain(first.check)
             else Hint("{}; to start anyway: --skip {}", first.hint, first.check),

@@ -62,14 +62,18 @@ def refuse_no_file(data: str) -> None:
     )
 
 
-def refuse_bad_rows(file: FileSample | None, data: str) -> None:
-    """Raises InputError for the first row that no training can read."""
+def refuse_bad_rows(file: FileSample | None, data: str, columns: Mapping[str, str] | None = None) -> None:
+    """Raises InputError for the first row that no training can read. `columns`: as a person has named them."""
     if file is not None and file.rows_bad:
         bad = file.rows_bad[0]
         # There is no recipe yet that could name the columns: this command does.
         named = re.search(r"\[data\] columns = \{(.+?)\} in the recipe", bad.hint)
         pairs = ",".join(f"{key}={column}" for key, column in re.findall(r'(\w+) = "([^"]*)"', named[1])) if named else ""
-        raise InputError(bad.message, where=bad.where, hint=Hint("{}", homelab("new", data, "--columns", pairs)) if pairs else bad.hint)
+        hint: str = Hint("{}", homelab("new", data, "--columns", pairs)) if pairs else bad.hint
+        if columns and not pairs:
+            wanted = ",".join(f"{key}=COLUMN" for key in columns)
+            hint = Hint("name columns that are there: {}", homelab("new", data, "--columns", wanted))
+        raise InputError(bad.message, where=bad.where, hint=hint)
 
 
 def columns_of(words: str) -> dict[str, str]:

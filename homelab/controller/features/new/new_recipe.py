@@ -159,7 +159,7 @@ def _look(wish: Wish, model: str, cluster: Cluster | None, say: Say) -> Seen:
         if sample is None or sample.refused or any(file.sum_tokens for file in local.files.values()):
             sample = local
     seen = Seen(sample, tuple(items), plan_inputs, tuple(notes))
-    data_look.refuse_bad_rows(seen.file, wish.data)
+    data_look.refuse_bad_rows(seen.file, wish.data, wish.columns)
     seen = Seen(sample, tuple(items), plan_inputs, (*notes, *_uncounted(seen)))
     return _with_config(seen, draft, wish)
 

@@ -122,19 +122,21 @@ def _judged(job: QueuedJob, training: Recipe, gathered: PlanSources, dry_runs: d
     if judged.runs is False and judged.is_judged:
         raise HomelabError(said, where=f"{job.recipe}{f', {job.settings}' if job.settings else ''}", hint=judged.edit)
     expected_s = plan.time.hours * 3600 if plan.time is not None and plan.time.hours is not None else None
-    return PlannedJob(job.model_copy(update={"seconds": expected_s}), said, (*gathered.notes, *_would_end_it(job, gathered.evidence)))
+    return PlannedJob(
+        job.model_copy(update={"seconds": expected_s}), said, (*gathered.notes, *_would_end_it(job, training, gathered.evidence))
+    )
 
 
-def _would_end_it(job: QueuedJob, evidence: Evidence | None) -> Iterator[str]:
+def _would_end_it(job: QueuedJob, training: Recipe, evidence: Evidence | None) -> Iterator[str]:
     """What the job's preflight would refuse it for, if things stay as they are: better said in the evening than found in the morning."""
     if evidence is None:
         return
-    for finding in registry.judge_all(evidence, job.skip):
+    # Jobs of a sweep share the answers of the nodes, and each has a recipe of its own.
+    for finding in registry.judge_all(replace(evidence, recipe=training), job.skip):
         # A machine that is off now is waited for, and what is busy now will be free.
         if finding.level == "fail" and not finding.is_busy and finding.subject != "fit" and finding.node not in evidence.unreachable:
-            where = f"node {finding.node}, check {finding.check}" if finding.node else f"check {finding.check}"
             hint = for_recipe(finding.hint, job.recipe)
-            yield Hint("as things are, it would not begin: {} ({}); to fix it: {}", finding.message, where, hint)
+            yield Hint("as things are, it would not begin: {} ({}); to fix it: {}", finding.message, finding.where, hint)
 
 
 def add(queue: QueueFolder, found: Sequence[Sequence[PlannedJob]]) -> tuple[QueuedJob, ...]:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-import traceback
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from homelab.controller.base import secrets
 from homelab.controller.base.errors import HomelabError, UnreachableError
-from homelab.controller.base.hint import Hint, Options, homelab
-from homelab.controller.base.sanitize import shortened
+from homelab.controller.base.hint import Options
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.dashboard.run_list import RunRow
 from homelab.controller.features.status import monitor, run_index
-from homelab.controller.features.web import page_values
+from homelab.controller.features.web import page_values, unforeseen
 from homelab.controller.features.web.run_records import RunRecords
 from homelab.controller.features.web.run_source import RunSource, open_run
 from homelab.controller.remote.fanout import Fleet
@@ -30,7 +26,6 @@ _RUNS_S = 20.0  # between two questions which runs the nodes have
 _LINGER_S = 20.0  # connections stay open so long behind the last page: a page may be loaded again
 _QUIET_S = 15.0  # a stream says a word at least so often, so that both sides notice its end
 _MOST_COMPARED = 6
-_MOST_TEXT = 1000  # of an error that nobody has foreseen
 
 
 class Told:
@@ -225,12 +220,6 @@ class Observer:
 
 
 def _failed(error: Exception) -> str:
-    """What a page says of an error; one that no code has foreseen goes to the log of the server, too, with its traceback."""
-    if not isinstance(error, HomelabError):
-        logging.getLogger(__name__).error(secrets.hide("".join(traceback.format_exception(error))))
-        hint = Hint(
-            "load this page again, or {}; it is a fault of homelab: please report it with the words in that terminal", homelab("status")
-        )
-        message = shortened(secrets.hide(f"internal error: {type(error).__name__}: {error}"), _MOST_TEXT)
-        error = HomelabError(message, where="the terminal in which homelab web runs has all of it", hint=hint)
-    return page_values.failed(error.message, error.where, str(error.hint))
+    """What a page says of an error."""
+    known = unforeseen.as_homelab_error(error)
+    return page_values.failed(known.message, known.where, str(known.hint))

@@ -17,6 +17,7 @@ from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.features.chat.conversation import Left, NodeConversation, begin
 from homelab.controller.features.chat.dialogue import Dialogue
+from homelab.controller.features.web import unforeseen
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import run_lookup
 
@@ -101,8 +102,8 @@ class PageChat:
                     self._conversation = None
         except Left:
             pass
-        except HomelabError as error:
-            self._tell({"refused": error.as_dict()})
+        except Exception as error:  # noqa: BLE001 - a mistake of ours, too, must not end the stream without a word
+            self._tell({"refused": unforeseen.as_homelab_error(error).as_dict()})
         finally:
             self._tell(None)
 

@@ -54,8 +54,9 @@ def _figures(snapshot: Snapshot) -> list[tuple[str, str, str]]:
         start = snapshot.loss_history[0].loss if snapshot.loss_history else snapshot.loss
         figures.append(("loss", words.loss(snapshot.loss), f"from {words.loss(start)}; perplexity {words.perplexity(snapshot.loss)}"))
     if snapshot.eval_losses:
-        best = min(snapshot.eval_losses, key=lambda point: point.loss)
-        figures.append(("held-out loss", words.loss(snapshot.eval_losses[-1].loss), f"best {words.loss(best.loss)} in step {best.step}"))
+        best = snapshot.best_eval
+        note = f"best {words.loss(best.loss)} in step {best.step}" if best is not None else ""
+        figures.append(("held-out loss", words.loss(snapshot.eval_losses[-1].loss), note))
     is_moving = snapshot.state in ("running", "stopping")
     if is_moving and snapshot.tokens_per_s is not None:
         planned = "" if snapshot.planned_efficiency is None else f", planned {words.percent(100 * snapshot.planned_efficiency)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -128,9 +129,9 @@ def test_a_side_knows_what_its_data_holds_and_the_held_out_losses_that_were_not_
     known = sources("one", 1, 1.0)
     lines = [
         read(Metric, {"kind": "eval", "attempt": 1, "rank": 0, "step": step, "eval_loss": loss, "time": 9.0})
-        for step, loss in ((2, 3.0), (4, 2.5))
+        for step, loss in ((2, 3.0), (4, 2.5), (5, math.nan), (6, 0.0), (7, math.inf))
     ]
     about = RunAbout.model_validate({"recipe_hash": "b" * 16, "data": {"train": {"sha256": "e" * 64, "path": "/x"}, "eval": None}})
     one = side_by_side.side_of(dataclasses.replace(known, metrics=[*known.metrics, *lines], about=about), warmup=1)
-    assert one.held_out == {2: 3.0, 4: 2.5} and one.best_step == 4 and one.settings["data.train (content)"] == "e" * 12
+    assert one.held_out == {2: 3.0, 4: 2.5, 6: 0.0} and one.best_step == 6 and one.settings["data.train (content)"] == "e" * 12
     assert RunAbout.model_validate({"data": {"train": 3}}).data is None, "run.json may be spoilt"

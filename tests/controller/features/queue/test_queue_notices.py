@@ -107,3 +107,16 @@ def test_a_real_command_gets_the_words(tmp_path: Path) -> None:
     assert said == []
     cluster.write_text("[")
     notices.tell("queue over", "", "the runner says by itself that this file cannot be read")
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"a": 1}', '[{"a": 1}, "1", [2]]', "null"])
+def test_a_damaged_record_of_what_was_told_costs_no_night(queue: QueueFolder, content: str) -> None:
+    nodes, told = PracticeNodes(), Told()
+    filled(queue, job())
+    nodes.runner(queue, tell=told).go(stays=False)
+    (queue.root / "told.json").write_text(content)
+    for _ in range(2):
+        filled(queue, job())
+        nodes.runner(queue, tell=told).go(stays=False)
+    assert told[-1][2].startswith(("1 done, 0 failed.", "2 done, 0 failed.")), told
+    assert [message[0] for message in told] == ["queue over"] * 3

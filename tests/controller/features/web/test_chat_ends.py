@@ -104,11 +104,15 @@ def test_no_program_is_left_on_the_node(tmp_path: Path, how: str) -> None:
     with served(played_model.played(tmp_path), tmp_path) as page:
         page.begin()
         page.event("ready")
-        page.ask("hello", 4000)
-        page.event("piece")
-        assert len(played_model.left(tmp_path)) == 1, "the control: it answers"
-        end(page, how)
-        wait_until(lambda: not played_model.left(tmp_path), 20, lambda: "the model's program is still there")
+        ends_while_it_answers(page, how, tmp_path)
+
+
+def ends_while_it_answers(page: Page, how: str, folder: Path) -> None:
+    page.ask("hello", 4000)
+    page.event("piece")
+    assert len(played_model.left(folder)) == 1, "the control: it answers"
+    end(page, how)
+    wait_until(lambda: not played_model.left(folder), 20, lambda: "the model's program is still there")
 
 
 @pytest.mark.thorough
@@ -120,11 +124,7 @@ def test_no_program_is_left_behind_ssh(tmp_path: Path, how: str) -> None:
     with Lab.up(tmp_path / "lab", nodes=1, backend="namespaces") as lab, served(played_model.played(tmp_path, lab=lab), tmp_path) as page:
         page.begin()
         assert "node1" in page.event("ready")
-        page.ask("hello", 4000)
-        page.event("piece")
-        assert len(played_model.left(tmp_path)) == 1, "the control: it answers"
-        end(page, how)
-        wait_until(lambda: not played_model.left(tmp_path), 20, lambda: "the model's program is still there")
+        ends_while_it_answers(page, how, tmp_path)
 
 
 @pytest.mark.thorough

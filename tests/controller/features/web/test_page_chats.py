@@ -415,3 +415,17 @@ def test_a_run_that_nobody_knows(site: Site) -> None:
 def test_the_page_says_the_limits_that_hold(site: Site) -> None:
     page = site.get("/", **WITH_COOKIE)[2]
     assert f"for {page_chats.SILENT_S / 60:.0f} minutes" in page and f"MOST_QUESTION = {chat_requests.MOST_QUESTION};" in page
+
+
+def test_a_mistake_of_ours_is_told_and_ends_no_page_in_silence(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("nobody thought of this")
+
+    monkeypatch.setattr(page_chats, "begin", broken)
+
+    async def work(talk: Talk) -> None:
+        page = talk.begin()
+        refused = await page.event("refused")
+        assert "internal error: RuntimeError: nobody thought of this" in refused["message"] and "homelab status" in refused["hint"]
+
+    played(site, work)

@@ -12,6 +12,7 @@ import pytest
 import homelab
 from homelab.controller.base.hint import Hint
 from homelab.controller.dashboard.run_list import RunRow
+from homelab.controller.dashboard.snapshot import LossPoint
 from homelab.controller.diagnose.cause import Diagnosis
 from homelab.controller.facts import reading
 from homelab.controller.features.report import report_builder
@@ -37,6 +38,17 @@ def read(text: str) -> Any:
         raise AssertionError(f"{word} is no JSON")
 
     return json.loads(text, parse_constant=refuse)
+
+
+def test_the_best_held_out_loss_is_a_number() -> None:
+    """A training that diverges writes others: the lowest of the numbers is the best, and without one there is none."""
+
+    def note(*losses: float) -> str:
+        points = tuple(LossPoint(step=10 * number, loss=loss) for number, loss in enumerate(losses))
+        figures = read(page_values.run(sample.snapshot().model_copy(update={"eval_losses": points}), is_asked=True))["figures"]
+        return next(str(figure[2]) for figure in figures if figure[0] == "held-out loss")
+
+    assert note(float("nan"), 0.5, float("inf")) == "best 0.500 in step 10" and note(float("nan")) == ""
 
 
 @pytest.mark.parametrize(
