@@ -47,7 +47,7 @@ def lines(losses: Sequence[LossPoint], evaluated: Sequence[LossPoint], width: in
         by_dot.setdefault(across(point.step), []).append(point.loss)
     cells = [[0] * columns for _ in range(rows)]
     for x, dot_values in by_dot.items():
-        y = down(sum(dot_values) / len(dot_values))
+        y = down(words.mean(dot_values))
         cells[y // 4][x // 2] |= _DOTS[x % 2][y % 4]
     picture = [[chr(0x2800 + bits) if bits else " " for bits in row] for row in cells]
     for point in judged:

@@ -74,6 +74,11 @@ def seconds(number: float | None) -> str:
     return NOTHING if number is None or not math.isfinite(number) else f"{number:.2f}" if number < 10 else f"{number:.1f}"
 
 
+def mean(values: Sequence[float]) -> float:
+    """Of finite values; finite, too, although their sum may not be."""
+    return min(max(values), max(min(values), sum(value / len(values) for value in values)))
+
+
 def sparkline(values: Sequence[float], width: int, lowest: float | None = None, highest: float | None = None) -> str:
     """A curve of at most `width` characters. Each stands for the mean of its part; what is not a number is a gap.
 
@@ -86,16 +91,17 @@ def sparkline(values: Sequence[float], width: int, lowest: float | None = None, 
     for cell in range(cells):
         part = values[cell * len(values) // cells : (cell + 1) * len(values) // cells]
         finite = [value for value in part if math.isfinite(value)]
-        means.append(sum(finite) / len(finite) if finite else None)
+        means.append(mean(finite) if finite else None)
     measured = [mean for mean in means if mean is not None]
     if not measured:
         return " " * cells
-    low = min(measured) if lowest is None else lowest
-    span = (max(measured) if highest is None else highest) - low
+    # In halves: the distance of two floats may be larger than a float.
+    low = (min(measured) if lowest is None else lowest) / 2
+    span = (max(measured) if highest is None else highest) / 2 - low
     picture = ""
-    for mean in means:
-        level = 0.0 if mean is None or span <= 0 else (mean - low) / span
-        picture += " " if mean is None else _LEVELS[max(0, min(len(_LEVELS) - 1, int(level * len(_LEVELS))))]
+    for one in means:
+        level = 0.0 if one is None or span <= 0 else (one / 2 - low) / span
+        picture += " " if one is None else _LEVELS[max(0, min(len(_LEVELS) - 1, int(level * len(_LEVELS))))]
     return picture
 
 

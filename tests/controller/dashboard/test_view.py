@@ -8,7 +8,7 @@ from io import StringIO
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
@@ -180,6 +180,9 @@ def test_wide_characters_are_counted_as_two_cells() -> None:
     total=st.one_of(st.none(), st.integers(1, 10**6)),
     name=st.text(max_size=200),
 )
+@example(width=69, height=3, losses=[0.0, 3e292, -1.7976931348623155e308, 0.0], step=0, total=None, name="")
+@example(width=220, height=70, losses=[1.7e308] * 50 + [0.0], step=0, total=None, name="")
+@example(width=220, height=70, losses=[0.0, *[1.7e308] * 500], step=0, total=None, name="")
 def test_it_fits_whatever_it_is_told(width: int, height: int, losses: list[float], step: int, total: int | None, name: str) -> None:
     update: dict[str, Any] = {
         "recipe": name.replace("\n", " "), "step": step, "total_steps": total,

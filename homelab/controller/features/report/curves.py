@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -12,6 +11,7 @@ from homelab.controller.features.report.run_report import Curve, CurvePoint, Ser
 from homelab.shared.protocol.rank_messages import Metric
 
 MOST_ROWS = 120
+_MOST = 1e300  # of a figure: a scale beyond it has ends that are no floats. `abs(value) <= _MOST` is false of what is not a number, too
 _MOST_EVALUATIONS = 40  # of the rows
 
 
@@ -95,8 +95,8 @@ def _curve(name: str, unit: str, values: Mapping[str, Mapping[int, float]]) -> C
     """What is not a number is in no picture; the note says how often, and from which step."""
     series, broken = [], []
     for label, value_of in values.items():
-        points = [CurvePoint(step=step, value=value) for step, value in sorted(value_of.items()) if math.isfinite(value)]
-        broken += [step for step, value in value_of.items() if not math.isfinite(value)]
+        points = [CurvePoint(step=step, value=value) for step, value in sorted(value_of.items()) if abs(value) <= _MOST]
+        broken += [step for step, value in value_of.items() if not abs(value) <= _MOST]
         if points:
             series.append(Series(label=label, points=thinned(points)))
     note = f"not a number in {len(broken)} steps, first in step {min(broken)}: the training diverged" if broken else ""
@@ -104,4 +104,4 @@ def _curve(name: str, unit: str, values: Mapping[str, Mapping[int, float]]) -> C
 
 
 def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+    return value if value is not None and abs(value) <= _MOST else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -87,6 +88,14 @@ def test_a_step_that_was_done_again_counts_once() -> None:
     assert report.step_count == 20 and [row.attempt for row in report.steps if row.step in (10, 11)] == [1, 2]
     assert report.shares[0].tokens == 2000 and report.answers[0].before == "a" and report.answers[0].after == EVIL
     assert report.energy.kwh is None, "unknown is not 0"
+
+
+@pytest.mark.parametrize("loss", [1.7e308, -1.7e308, float("inf"), float("nan")])
+def test_a_loss_beyond_all_scales_is_in_no_picture_and_said(loss: float) -> None:
+    """A training that diverges, or a node that lies."""
+    built = report_builder.build(dataclasses.replace(sources(), metrics=[*sources().metrics, train(21, loss=loss), train(22, loss=1.0)]))
+    text = page.render(built)
+    assert "not a number in 1 steps, first in step 21" in text and "</svg>" in text
 
 
 def test_what_is_missing_is_said() -> None:
