@@ -20,6 +20,11 @@ def test_what_a_part_opens_is_seen_there_alone(tmp_path: Path) -> None:
     left = [b"x" * 200_000_000]  # and what they have left to the collector
     left.append(left)  # type: ignore[arg-type]
     del left
+    large = b"x" * 31_000_000
+    del large  # from now on the allocator keeps blocks up to this size
+    blocks = [b"x" * 20_000_000 for _ in range(8)]
+    behind = [bytes(5_000) for _ in range(100)]  # so it cannot give back the blocks before them by itself
+    del blocks
 
     def part() -> str:
         content = (tmp_path / "a").read_text()
@@ -29,7 +34,7 @@ def test_what_a_part_opens_is_seen_there_alone(tmp_path: Path) -> None:
         return content
 
     found = watched.apart(part)
-    del imported
+    del imported, behind
     assert found.result == "content" and 55 < found.peak_mb < 200, "its own, not what this process has imported"
     (tmp_path / "a").read_text()
     assert watched.opened == []

@@ -6,16 +6,15 @@ up to a hundred times as long (302 s in the place of 2, measured with one of hyp
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import multiprocessing
-import resource
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
-
-import psutil
 
 Result = TypeVar("Result")
 opened: list[str] = []
@@ -51,14 +50,24 @@ def apart(part: Callable[[], Result]) -> Apart[Result]:
 
 def _child(part: Callable[[], Any], pipe: Any) -> None:
     sys.addaudithook(_watch)
-    gc.freeze()  # what the tests before it have left to the collector would be freed here, and hide as much of the part's own memory
-    began_mb = psutil.Process().memory_info().rss // 10**6
+    # What the tests before it have left to the collector would be freed here, and what they have given back to the allocator would be taken
+    # from it: each hides as much of the part's own memory.
+    gc.freeze()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins at what is taken now
+    began_kb = _peak_kb()
     try:
         result = part()
     except BaseException:  # of an assertion, too: it is the parent that fails
         pipe.send(("failed", traceback.format_exc()))
     else:
-        pipe.send(("done", Apart(result, max(0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 // 10**6 - began_mb))))
+        pipe.send(("done", Apart(result, (_peak_kb() - began_kb) * 1024 // 10**6)))
+
+
+def _peak_kb() -> int:
+    """The most resident memory of this process since its peak was reset, in KiB."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1])
 
 
 def _watch(event: str, args: tuple[Any, ...]) -> None:
