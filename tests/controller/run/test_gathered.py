@@ -93,6 +93,12 @@ def test_doubles_that_an_older_homelab_left_go_and_what_is_no_line_is_left_out(p
     assert steps_of(paths) == [(1, 1), (1, 2)]
 
 
+def test_a_line_that_has_lost_its_rank_counts_beside_those_of_the_first_rank(paths: RunPaths) -> None:
+    whole = [json.dumps(train(1, step)) for step in (1, 2, 3)]
+    paths.metrics_jsonl.write_text("\n".join(whole) + '\n{"kind": "train", "attempt": 1}\n')
+    assert Gathered(paths).known.counts(1) == {0: 4}
+
+
 def test_a_file_that_cannot_be_written_ends_nothing(paths: RunPaths) -> None:
     paths.metrics_jsonl.mkdir()
     gathered, lines = kept(paths)
