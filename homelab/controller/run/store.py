@@ -249,7 +249,8 @@ def give_back(folder: Path, name: str) -> None:
     with contextlib.suppress(OSError):
         if not os.path.exists(folder / name / layout.RUN_JSON):
             (folder / name / layout.SUPERVISOR_JSON).unlink(missing_ok=True)  # who was launching it
-        os.rmdir(folder / name)
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(folder / name)
         os.rmdir(folder)
 
 

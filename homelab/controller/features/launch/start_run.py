@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +33,8 @@ def start_run(
     say: Say,
     announce: Callable[[RunPaths], None],
 ) -> RunPaths:
-    """Write the run's folder, ship, start with the claim on it. On any failure or Ctrl-C nothing is left running, and the run says `failed` or `stopped`.
+    """Write the run's folder, ship, start with the claim on it. On any failure or Ctrl-C nothing is left running, and the run says `failed` or `stopped`;
+    before its folder is whole, there is none.
 
     `announce` tells the person the run's name. A Ctrl-C cannot come between the start and it: otherwise the
     run would go on without the person knowing its name.
@@ -41,27 +43,28 @@ def start_run(
     assert plan is not None
     paths = RunPaths(runs_dir / plan.run)
     run_json = describe(prepared, fleet.cluster, plan)
-    store.write_json(paths.run_json, run_json)
-    store.write_text(paths.readme_txt, store.README)
-    store.write_json(paths.cluster_json, fleet.cluster.model_dump(mode="json"))
-    store.write_json(
-        paths.checks_json,
-        {
-            "skipped": sorted(prepared.skipped),
-            "findings": [finding.as_dict() for finding in prepared.findings],
-            adoption.RUN_DIGEST: run_record.digest(run_json),
-        },
-    )
-    _snapshot(paths, prepared)
-    supervisor_record.record_holder(paths, supervisor_record.LAUNCHING, wants_supervisor)
-    start.write_attempt_files(paths, fleet, plan)
-    store.set_state(paths, "shipping", plan.attempt)
-    names = [node.name for node in plan.nodes]
-    event_log.append(
-        paths, event("launched", plan.attempt, recipe=prepared.recipe_path.name, nodes=names, skipped=sorted(prepared.skipped))
-    )
+    with _whole_or_gone(paths):
+        store.write_text(paths.readme_txt, store.README)
+        store.write_json(paths.cluster_json, fleet.cluster.model_dump(mode="json"))
+        store.write_json(
+            paths.checks_json,
+            {
+                "skipped": sorted(prepared.skipped),
+                "findings": [finding.as_dict() for finding in prepared.findings],
+                adoption.RUN_DIGEST: run_record.digest(run_json),
+            },
+        )
+        _snapshot(paths, prepared)
+        supervisor_record.record_holder(paths, supervisor_record.LAUNCHING, wants_supervisor)
+        start.write_attempt_files(paths, fleet, plan)
+        store.write_json(paths.run_json, run_json)  # the last one: by it the folder is a run
+        store.set_state(paths, "shipping", plan.attempt)
+        names = [node.name for node in plan.nodes]
+        event_log.append(
+            paths, event("launched", plan.attempt, recipe=prepared.recipe_path.name, nodes=names, skipped=sorted(prepared.skipped))
+        )
     with _failure_written_down(paths, plan):
-        for note in start.ship_material(fleet, [node.name for node in plan.nodes], prepared.material, say):
+        for note in start.ship_material(fleet, names, prepared.material, say):
             event_log.append(paths, event("note", text=note))
     with signals.held():
         with _failure_written_down(paths, plan):
@@ -83,6 +86,17 @@ def _refuse_stopped(paths: RunPaths, plan: Plan) -> None:
             where=paths.name,
             hint=Hint("nothing is running; to start it: {}", homelab("recover", paths.name, "--from-scratch")),
         )
+
+
+@contextmanager
+def _whole_or_gone(paths: RunPaths) -> Iterator[None]:
+    """Half of a folder could be neither shown nor recovered, and nothing of the run is anywhere else yet."""
+    try:
+        yield
+    except BaseException:
+        with signals.held():
+            shutil.rmtree(paths.root, ignore_errors=True)
+        raise
 
 
 @contextmanager

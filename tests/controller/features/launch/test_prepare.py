@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from tests.fakes import FakeFleet
 
 pytestmark = pytest.mark.timeout(30)
 FULL = Finding("disk.room", "laptop", "fail", "the disk is full", "make room: df -h")
+REPLACE = os.replace
 
 
 def prepared(tmp_path: Path, **fields: Any) -> Prepared:
@@ -171,6 +175,59 @@ def test_a_start_that_fails_is_written_down(tmp_path: Path, started: list[Any], 
     assert store.read_object(paths.state_json)["state"] == state
     assert kinds(paths)[-1] == kind
     assert announced == [], "nobody is told of a run that is not under way"
+
+
+class WritesUntil:
+    """`os.replace`, by which each file of a run's folder gets its place, until that many are there: then `end` comes, once."""
+
+    def __init__(self, count: int, end: Callable[[], None]) -> None:
+        self.left, self._end = count, end
+
+    def __call__(self, source: Any, target: Any) -> None:
+        self.left -= 1
+        if self.left == -1:
+            self._end()
+        REPLACE(source, target)
+
+
+def raises(error: BaseException) -> Callable[[], None]:
+    def end() -> None:
+        raise error
+
+    return end
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")], ids=["Ctrl-C", "a full disk"])
+def test_before_its_folder_is_whole_there_is_none(tmp_path: Path, started: list[Any], monkeypatch: pytest.MonkeyPatch, error: Any) -> None:
+    paths = RunPaths(tmp_path / "runs" / builders.RUN)
+    seen = 0
+    while not paths.run_json.exists():
+        monkeypatch.setattr(os, "replace", WritesUntil(seen, raises(error)))
+        started[:] = [HomelabError("it comes no further", where="-", hint="-")]
+        with pytest.raises((KeyboardInterrupt, HomelabError)):
+            launch(tmp_path)
+        store.give_back(tmp_path / "runs", builders.RUN)
+        assert paths.run_json.exists() or not (tmp_path / "runs").exists(), seen
+        seen += 1
+    assert seen > 6 and store.read_object(paths.state_json)["state"] in ("stopped", "failed")
+
+
+def test_a_launch_that_is_killed_leaves_a_whole_run_or_none(tmp_path: Path, started: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = set()
+    for seen in range(12):
+        place = tmp_path / str(seen)
+        place.mkdir()
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                monkeypatch.setattr(os, "replace", WritesUntil(seen, lambda: os._exit(9)))
+                launch(place)
+            os._exit(0)
+        os.waitpid(child, 0)
+        runs = store.runs_in(place / "runs")
+        assert all(store.read_object(paths.plan_json(1)) and paths.commands_sh.exists() for paths in runs), seen
+        outcomes.add(bool(runs))
+    assert outcomes == {True, False}
 
 
 def test_a_stop_by_hand_between_shipping_and_starting(tmp_path: Path, started: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
