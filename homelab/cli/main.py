@@ -30,6 +30,9 @@ def main() -> None:
     except KeyboardInterrupt:
         signals.ignore()
         code = errors.EXIT_INTERRUPTED
+        # `python -m` ends itself by SIGINT, whatever code it is given, where a Ctrl-C has cut an `exec` of a text (a dataclass that is made) and no
+        # other came after it (run_eval_code_obj in pythonrun.c).
+        exec("")
     # typer makes this code of a Ctrl-C by itself, and says nothing
     if code == errors.EXIT_INTERRUPTED and not isinstance(code, errors.ToldExit):
         terminal.echo("interrupted", err=True)

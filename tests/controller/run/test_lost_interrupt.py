@@ -14,7 +14,7 @@ import pytest
 from pydantic_core import SchemaSerializer, SchemaValidator, core_schema
 
 from homelab.cli import command_list, main
-from homelab.shared.protocol.errors import EXIT_INTERNAL
+from homelab.shared.protocol.errors import EXIT_INTERNAL, EXIT_INTERRUPTED
 from scripts.practice.desk import REPOSITORY
 
 pytestmark = pytest.mark.timeout(60)
@@ -38,6 +38,16 @@ try:
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
+CUT = """
+from homelab.cli import command_list, main, terminal
+
+def app(**_):
+    terminal.echo("here", err=True)  # what it imports is there: no `exec` of its own comes after the one that is cut
+    exec("raise KeyboardInterrupt")
+
+command_list.app = app
+main.main()
+"""
 
 
 @pytest.mark.parametrize(
@@ -57,6 +67,14 @@ def test_it_is_raised_once_more(number: signal.Signals, how: str) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "interrupted" and "Exception ignored" not in done.stderr, (done.stdout, done.stderr)
+
+
+def test_an_interrupt_that_cuts_an_exec_ends_the_command_with_its_own_code(tmp_path: Path) -> None:
+    """In namedtuple, dataclass and more: `python -m` would end itself by SIGINT."""
+    (tmp_path / "cut.py").write_text(CUT)
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}:{tmp_path}"}
+    done = subprocess.run([sys.executable, "-m", "cut"], env=environment, capture_output=True, text=True, timeout=15, check=False)
+    assert (done.returncode, done.stderr) == (EXIT_INTERRUPTED, "here\ninterrupted\n")
 
 
 class Interrupting:
