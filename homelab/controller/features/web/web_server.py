@@ -85,26 +85,32 @@ def serve(
     )  # fmt: skip
     server = uvicorn.Server(config)
 
+    # Not `thread.join`: a Ctrl-C in the middle of it makes Python 3.11 take the thread for ended (Thread._wait_for_tstate_lock).
+    is_over = threading.Event()
+
     async def until_told() -> None:
-        serving = asyncio.create_task(server.serve(sockets=[place.listener]))
-        while not (server.should_exit or serving.done()):
-            await asyncio.sleep(_LOOK_S)
-        await asyncio.gather(chats.close(), observer.close())  # before the server waits for its streams
-        await serving
+        try:
+            serving = asyncio.create_task(server.serve(sockets=[place.listener]))
+            while not (server.should_exit or serving.done()):
+                await asyncio.sleep(_LOOK_S)
+            await asyncio.gather(chats.close(), observer.close())  # before the server waits for its streams
+            await serving
+        finally:
+            is_over.set()
 
     # Signals belong to the main thread, where Ctrl-C ends this command as it ends every other.
     thread = threading.Thread(target=lambda: asyncio.run(until_told()), name="web", daemon=True)
     thread.start()
     try:
-        while not server.started and thread.is_alive():
-            thread.join(0.01)
+        while not (server.started or is_over.is_set()):
+            is_over.wait(0.01)
         serving([f"http://{address}:{place.port}{path}?token={token}" for address in place.addresses])
-        while thread.is_alive():
-            thread.join(_LOOK_S)
+        while not is_over.wait(_LOOK_S):  # in pieces: a signal that another thread has taken wakes nobody
+            pass
         raise HomelabError("the server of the page has ended by itself", where=f"port {place.port}", hint=homelab("web"))
     except KeyboardInterrupt:
         logging.getLogger("uvicorn.error").disabled = True  # streams that are cut now are no errors
         server.should_exit = True
-        thread.join(2 * _LOOK_S + 4)
+        is_over.wait(2 * _LOOK_S + 4)
     finally:
         place.listener.close()
