@@ -6,6 +6,7 @@ requests_elsewhere       requests to any other host
 long_run_shown_s         from the address to the drawn loss of 100,000 steps on eight nodes, the slowest of all
 long_run_cpu_s           processor time of homelab for one page of that run, on average
 chat_wrong               of conversations held by the keyboard: a focus, a line or a turn that was not as it should be
+acts_wrong               of dialogs that ask before a command runs, by the keyboard: a focus, a word or an end that was not as it should be
 chat_left                programs of the model on the node 10 s after the last page left in the middle of an answer
 chat_first_word_s        from Enter to the first word of an answer, the slowest of all; the model's words are played
 
@@ -60,6 +61,7 @@ def main() -> int:
         )
         _runs(folder / "runs")
         pages = _seen(chromium, folder, "/", f"/runs/{_DONE}", f"/runs/{_FAILED}")
+        acts = _seen(chromium, folder, f"/runs/{_FAILED}#ask", f"/runs/{_FAILED}#act")
         long = _seen(chromium, folder, f"/runs/{_LONG}")
         (folder / "chat").mkdir()
         environment = played_model.played(folder / "chat", loading_s=1.5)
@@ -69,13 +71,14 @@ def main() -> int:
             time.sleep(0.1)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    seen = [*pages, *long, *talks]
+    seen = [*pages, *acts, *long, *talks]
     serious = [finding for page in seen for finding in page["axe"] if finding["impact"] in ("serious", "critical")]
     figures = {
         "pages": float(len(seen)), "serious_findings": float(len(serious)), "console_errors": float(sum(len(page["errors"]) for page in seen)),
         "requests_elsewhere": float(sum(len(page["elsewhere"]) for page in seen)), "too_wide": float(sum(page["is_too_wide"] for page in seen)),
         "hostile_words_run": float(sum(page["hit"] for page in seen)), "long_run_shown_s": max(page["shown_s"] for page in long),
         "long_run_cpu_s": max(page["cpu_s"] for page in long), "chat_wrong": float(sum(len(page["wrong"]) for page in talks)), "chat_left": float(len(left)),
+        "acts_wrong": float(sum(len(page["wrong"]) for page in acts)),
         "chat_first_word_s": max(page["first_word_s"] for page in talks),
     }  # fmt: skip
     rows = [
@@ -87,7 +90,16 @@ def main() -> int:
     ]
     report.finish("web", figures, seen, rows, options.json)
     are_shown = all(page["hostile_texts"] for page in (*pages, *talks) if _DONE in page["path"])
-    faults = ("serious_findings", "console_errors", "requests_elsewhere", "too_wide", "hostile_words_run", "chat_wrong", "chat_left")
+    faults = (
+        "serious_findings",
+        "console_errors",
+        "requests_elsewhere",
+        "too_wide",
+        "hostile_words_run",
+        "chat_wrong",
+        "chat_left",
+        "acts_wrong",
+    )
     return 0 if are_shown and not any(figures[name] for name in faults) else 1
 
 

@@ -1,5 +1,6 @@
 // The pages of `homelab web` in Chromium: node web_browser.mjs CHROMIUM AXE ADDRESS PATH... prints one JSON object a line.
-// On a path that ends with #chat a conversation is held by the keyboard alone, and judged in the middle of it.
+// On a path that ends with #chat a conversation is held by the keyboard alone, and judged in the middle of it. On one with #ask the dialog of a command
+// is judged while it asks, on one with #act when the command, which finds no node, has ended.
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 
@@ -47,6 +48,35 @@ async function chat(page) {
   return { loaded_s, first_word_s, wrong };
 }
 
+// Opens the dialog, leaves it by Escape, opens it again, and begins the command if `does_act`; all by the keyboard.
+async function act(page, does_act) {
+  const wrong = [], focus = () => page.evaluate(() => document.activeElement.id || document.activeElement.textContent);
+  const opener = page.getByRole("button", { name: "Recover…" }), dialog = page.locator("#act");
+  await opener.focus();
+  for (const isLast of [false, true]) {
+    await page.keyboard.press("Enter");
+    await dialog.waitFor({ timeout: 5000 });
+    if (await focus() !== "act-cancel") wrong.push(`in the dialog, the focus is on ${await focus()}`);
+    if (!await page.getByRole("dialog", { name: "Recover this run?" }).count()) wrong.push("the dialog has another name");
+    const said = await page.evaluate(() => document.getElementById(document.getElementById("act").getAttribute("aria-describedby")).textContent);
+    if (!said.startsWith("The run goes on from")) wrong.push(`the dialog says ${said}`);
+    if (!(await dialog.locator("code").innerText()).startsWith("homelab recover")) wrong.push("the dialog shows no command");
+    if (isLast) break;
+    await page.keyboard.press("Tab");
+    await page.keyboard.press("Escape");
+    await dialog.waitFor({ state: "hidden", timeout: 5000 });
+    if (await focus() !== "Recover…") wrong.push(`after Escape, the focus is on ${await focus()}`);
+  }
+  if (!does_act) return { wrong };
+  await page.keyboard.press("Tab");
+  if (await focus() !== "act-begin") wrong.push(`behind Cancel, the focus is on ${await focus()}`);
+  const began = performance.now();
+  await page.keyboard.press("Enter");
+  if (await focus() !== "act-cancel") wrong.push(`while it acts, the focus is on ${await focus()}`);
+  await dialog.locator(".told.trouble", { hasText: "fix: " }).waitFor({ timeout: 60000 });
+  return { wrong, told_s: (performance.now() - began) / 1000, told: await dialog.locator(".told").innerText() };
+}
+
 for (const width of [390, 800, 1600]) {
   for (const scheme of ["light", "dark"]) {
     const context = await browser.newContext({ viewport: { width, height: 900 }, colorScheme: scheme });
@@ -63,7 +93,7 @@ for (const width of [390, 800, 1600]) {
       await page.waitForSelector(path === "/" ? ".runs li" : ".plot path", { timeout: 120000 });
       const shown_s = (performance.now() - began) / 1000;
       await page.waitForTimeout(2500);
-      const talk = path.endsWith("#chat") ? await chat(page) : {};
+      const talk = path.endsWith("#chat") ? await chat(page) : /#(ask|act)$/.test(path) ? await act(page, path.endsWith("#act")) : {};
       const facts = await page.evaluate(() => ({
         answer: document.getElementById("answer").textContent,
         is_too_wide: document.documentElement.scrollWidth > innerWidth,
@@ -71,13 +101,13 @@ for (const width of [390, 800, 1600]) {
         hostile_texts: [...document.querySelectorAll("main *")].filter(node => !node.children.length && node.textContent.includes("onerror=")).length,
         nodes: document.querySelectorAll("*").length,
       }));
-      if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/${path.split("/").pop().replace("#", "-") || "all"}-${width}-${scheme}.png`, fullPage: true });
+      if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/${path.split("/").pop().replace("#", "-") || "all"}-${width}-${scheme}.png`, fullPage: !/#(ask|act)$/.test(path) });
       const session = await context.newCDPSession(page);
       await session.send("Page.setBypassCSP", { enabled: true }); // for axe alone, after the page has been judged
       await page.evaluate(axe);
       const found = (await page.evaluate(() => window.axe.run())).violations.map(one => ({ id: one.id, impact: one.impact, where: one.nodes.slice(0, 3).map(node => node.target.join(" ")) }));
       console.log(JSON.stringify({ path, width, scheme, shown_s, errors: errors.splice(0), elsewhere: elsewhere.splice(0), axe: found, ...facts, ...talk }));
-      if (path.endsWith("#chat")) await page.goto("about:blank"); // the page leaves in the middle of an answer
+      if (path.includes("#")) await page.goto("about:blank"); // the page leaves in the middle of an answer, or with its dialog open
     }
     await context.close();
   }

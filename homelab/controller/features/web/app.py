@@ -1,4 +1,4 @@
-"""The pages as a web application: one HTML file, one stream of events, and two questions. All of it answers GET; only the chat acts, by POST."""
+"""The pages as a web application: one HTML file, one stream of events, and two questions by GET. The chat and two commands act, by POST."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ from starlette.types import ASGIApp
 
 from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.features.web import page_values
+from homelab.controller.features.web.act_requests import ActRequests
 from homelab.controller.features.web.chat_requests import ChatRequests
 from homelab.controller.features.web.guard import PageGuard
 from homelab.controller.features.web.observer import Observer
 from homelab.controller.features.web.page_chats import PageChats
+from homelab.controller.features.web.run_acts import RunActs
 
 
-def make(observer: Observer, chats: PageChats, *, token: str, hosts: Collection[str], cookie: str) -> ASGIApp:
+def make(observer: Observer, chats: PageChats, acts: RunActs, *, token: str, hosts: Collection[str], cookie: str) -> ASGIApp:
     """The application behind its guard."""
     page = importlib.resources.files("homelab.controller.features.web").joinpath("page.html").read_text(encoding="utf-8")
-    answers, asked = _Answers(observer, page), ChatRequests(chats)
+    asked, acting = ChatRequests(chats), ActRequests(acts, observer)
+    answers = _Answers(observer, page, acting.may())
     routes = [
         Route("/", answers.page, methods=["GET"]), Route("/runs/{name:path}", answers.page, methods=["GET"]),
         Route("/live", answers.live, methods=["GET"]), Route("/logs", answers.logs, methods=["GET"]), Route("/compare", answers.compare, methods=["GET"]),
         Route("/chat", asked.begin, methods=["POST"]), Route("/chat/ask", asked.ask, methods=["POST"]), Route("/chat/stop", asked.stop, methods=["POST"]),
-        Route("/chat/new", asked.new, methods=["POST"]),
+        Route("/chat/new", asked.new, methods=["POST"]), Route("/act", acting.act, methods=["POST"]),
     ]  # fmt: skip
     return PageGuard(Starlette(routes=routes), token=token, hosts=hosts, cookie=cookie, policy=policy(page))
 
@@ -50,8 +53,8 @@ def policy(page: str) -> str:
 
 
 class _Answers:
-    def __init__(self, observer: Observer, page: str) -> None:
-        self._observer, self._page = observer, page
+    def __init__(self, observer: Observer, page: str, may: str) -> None:
+        self._observer, self._page, self._may = observer, page, may
 
     async def page(self, request: Request) -> Response:
         """The file; for a run that nobody knows with the status 404: it shows the words of `live` then."""
@@ -72,7 +75,7 @@ class _Answers:
         return StreamingResponse(self._events(name), media_type="text/event-stream", headers=headers)
 
     async def _events(self, name: str | None) -> AsyncIterator[bytes]:
-        yield b"retry: 3000\n\n"
+        yield f"retry: 3000\n\nevent: may\ndata: {self._may}\n\n".encode()
         try:
             whole = None if name is None else await self._observer.run(name)
             async with aclosing(self._observer.follow(whole)) as events:

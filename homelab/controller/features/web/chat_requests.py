@@ -1,39 +1,34 @@
-"""What a page may ask a conversation, by POST: JSON of a known form and length. Who may ask is decided before (`guard.py`)."""
+"""What a page may ask a conversation, by POST (`posted.py`)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
-from starlette.exceptions import HTTPException
+from pydantic import Field, StringConstraints
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from homelab.controller.base.errors import BusyError, HomelabError
+from homelab.controller.features.web import posted
 from homelab.controller.features.web.page_chats import PageChat, PageChats
+from homelab.controller.features.web.posted import Kind, Name, Posted
 
 MOST_QUESTION = 20_000  # letters
 _MOST_BODY = 12 * MOST_QUESTION + 1000  # bytes: a letter is at most twelve, as two escapes of JSON
 _MODELS = {"trained": ["trained"], "base": ["base"], "both": ["base", "trained"]}
 
-Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 
-
-class _Asked(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-
-class Beginning(_Asked):
+class Beginning(Posted):
     """A conversation with the models of a run."""
 
     run: Name
     model: Literal["trained", "base", "both"]
 
 
-class OfChat(_Asked):
+class OfChat(Posted):
     """Something that a conversation shall do."""
 
     chat: Name
@@ -44,9 +39,6 @@ class Question(OfChat):
 
     text: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MOST_QUESTION)]
     max_new_tokens: Annotated[int, Field(ge=1, le=4096)]
-
-
-Kind = TypeVar("Kind", bound=_Asked)
 
 
 class ChatRequests:
@@ -89,15 +81,4 @@ class ChatRequests:
 
 
 async def _read(request: Request, kind: type[Kind]) -> Kind:
-    """The body. Raises HTTPException where it is no JSON by its name (415), too long (413) or not of this kind (400)."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise HTTPException(415, "This is asked in JSON.")
-    body = bytearray()
-    async for block in request.stream():
-        body += block
-        if len(body) > _MOST_BODY:
-            raise HTTPException(413, f"A question has at most {MOST_QUESTION} letters.")
-    try:
-        return kind.model_validate_json(bytes(body))
-    except ValidationError as error:
-        raise HTTPException(400, "This is not what the page asks.") from error
+    return await posted.read(request, kind, _MOST_BODY, f"A question has at most {MOST_QUESTION} letters.")

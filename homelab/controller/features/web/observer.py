@@ -36,6 +36,7 @@ class Told:
         self.task: asyncio.Task[None] | None = None
         self._pages: set[asyncio.Event] = set()
         self._arrived = asyncio.Event()
+        self._is_hurried = False
         self._count = 0
 
     @property
@@ -66,13 +67,20 @@ class Told:
         """One page less."""
         self._pages.discard(page)
 
+    def hurry(self) -> None:
+        """What is rested now, or else next, is over at once: something has happened."""
+        self._is_hurried = True
+        self._arrived.set()
+
     async def rest(self, seconds: float) -> bool:
-        """Wait so long, or until a page comes; whether one came."""
-        self._arrived.clear()
-        try:
-            await asyncio.wait_for(self._arrived.wait(), seconds)
-        except TimeoutError:
-            return False
+        """Wait so long, or until a page comes or somebody hurries; whether that was so."""
+        if not self._is_hurried:
+            self._arrived.clear()
+            try:
+                await asyncio.wait_for(self._arrived.wait(), seconds)
+            except TimeoutError:
+                return False
+        self._is_hurried = False
         return True
 
 
@@ -130,6 +138,11 @@ class Observer:
         finally:
             for topic in topics:
                 topic.part(page)
+
+    def look_soon(self, name: str) -> None:
+        """Something was done with this run: pages that show it are told how it is then."""
+        if name in self._runs and self._runs[name][1].is_shown:
+            self._runs[name][1].hurry()
 
     async def logs(self, name: str, attempt: int) -> str:
         """The logs of an attempt. Raises HomelabError."""

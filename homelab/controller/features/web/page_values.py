@@ -16,7 +16,7 @@ from homelab.controller.features.report import line_chart, sections
 from homelab.controller.features.report.page_tables import Cell
 from homelab.controller.features.report.run_report import Curve, RunReport
 from homelab.controller.features.report.sections import ReportSection
-from homelab.controller.features.web import first_sentence
+from homelab.controller.features.web import act_words, first_sentence
 
 _MOST_ROWS, _MOST_EVENTS, _MOST_NOTES, _MOST_RUNS = 200, 200, 20, 200
 _MOST_RANKS = 64
@@ -36,7 +36,7 @@ def run(snapshot: Snapshot, *, is_asked: bool, is_script: bool = False) -> str:
         **document,
         "answer": first_sentence.of_run(snapshot, is_asked=is_asked), "tone": first_sentence.tone(snapshot), "is_asked": is_asked, "is_script": is_script,
         "label": first_sentence.label(snapshot.run),
-        "figures": _figures(snapshot), "ranks": document["ranks"][:_MOST_RANKS], "rank_count": len(snapshot.ranks),
+        "acts": act_words.offered(snapshot), "figures": _figures(snapshot), "ranks": document["ranks"][:_MOST_RANKS], "rank_count": len(snapshot.ranks),
         "events": document["events"][-_MOST_EVENTS:], "are_all_silent": is_asked and not any(row.reachable for row in snapshot.nodes),
         "warnings": [(str(note), list(map(str, note.commands))) for note in snapshot.notes if note.commands][:_MOST_NOTES],
         "notes": [str(note) for note in snapshot.notes if not note.commands][:_MOST_NOTES],

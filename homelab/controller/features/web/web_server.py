@@ -18,11 +18,12 @@ import psutil
 import uvicorn
 
 from homelab.controller.base.errors import HomelabError, InputError
-from homelab.controller.base.hint import Options, homelab
+from homelab.controller.base.hint import Command, Options, homelab
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.features.web import app
 from homelab.controller.features.web.observer import Observer
 from homelab.controller.features.web.page_chats import PageChats
+from homelab.controller.features.web.run_acts import RunActs
 
 FIRST_PORT = 8808
 _MOST_PORTS = 100
@@ -42,6 +43,11 @@ class ServedAt:
     def port(self) -> int:
         port: int = self.listener.getsockname()[1]
         return port
+
+    @property
+    def is_lan(self) -> bool:
+        """Others than this machine can ask for it."""
+        return self.names != LOOPBACK
 
 
 def bind(port: int | None, *, is_lan: bool) -> ServedAt:
@@ -74,12 +80,15 @@ def _refused(host: str, port: int, error: Exception) -> HomelabError:
 
 def serve(
     cluster: Cluster, runs_dir: Path, options: Options, place: ServedAt, *, run: str | None, serving: Callable[[list[str]], None]
-) -> None:
-    """Until Ctrl-C. `serving` is told the addresses, with their token, once they can be opened; `run`: the one that they lead to."""
+) -> list[Command]:
+    """Until Ctrl-C; the commands of pages that were ended with it. `serving` is told the addresses, with their token, once they can be opened;
+    `run`: the one that they lead to.
+    """
     token = secrets.token_urlsafe(24)
     path = f"/runs/{quote(run)}" if run else "/"
     observer, chats = Observer(cluster, runs_dir, options), PageChats(cluster, runs_dir)
-    made = app.make(observer, chats, token=token, hosts=place.names, cookie=f"homelab-{place.port}")
+    acts = RunActs(options, observer.look_soon, does_act=not place.is_lan)
+    made = app.make(observer, chats, acts, token=token, hosts=place.names, cookie=f"homelab-{place.port}")
     config = uvicorn.Config(
         made, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False, timeout_graceful_shutdown=2,
     )  # fmt: skip
@@ -93,7 +102,7 @@ def serve(
             serving = asyncio.create_task(server.serve(sockets=[place.listener]))
             while not (server.should_exit or serving.done()):
                 await asyncio.sleep(_LOOK_S)
-            await asyncio.gather(chats.close(), observer.close())  # before the server waits for its streams
+            await asyncio.gather(chats.close(), observer.close(), acts.close())  # before the server waits for its streams
             await serving
         finally:
             is_over.set()
@@ -114,3 +123,4 @@ def serve(
         is_over.wait(2 * _LOOK_S + 4)
     finally:
         place.listener.close()
+    return acts.cut

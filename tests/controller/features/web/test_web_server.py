@@ -32,7 +32,7 @@ from tests.fakes import FakeFleet
 
 pytest.importorskip("starlette", reason="homelab web needs it: pip install '.[web]'")
 pytest.importorskip("uvicorn", reason="homelab web needs it: pip install '.[web]'")
-from homelab.controller.features.web import app, guard, page_chats, web_server
+from homelab.controller.features.web import app, guard, page_chats, run_acts, web_server
 
 pytestmark = pytest.mark.timeout(60)
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "older_runs"
@@ -65,9 +65,9 @@ class Site:
         return Observer(self.cluster, self.runs, lambda name: "")
 
     def get(self, path: str, *, method: str = "GET", **headers: str) -> Answered:
-        made = app.make(
-            self.observer(), page_chats.PageChats(self.cluster, self.runs), token=TOKEN, hosts=web_server.LOOPBACK, cookie="homelab-1"
-        )
+        seen, chats = self.observer(), page_chats.PageChats(self.cluster, self.runs)
+        acts = run_acts.RunActs(lambda name: "", seen.look_soon, does_act=True)
+        made = app.make(seen, chats, acts, token=TOKEN, hosts=web_server.LOOPBACK, cookie="homelab-1")
         return asyncio.run(request(made, path, method, {"host": "127.0.0.1:8808", **headers}))
 
 
@@ -129,7 +129,7 @@ def test_the_names_of_this_machine_are_taken(site: Site, host: str) -> None:
     assert site.get("/", host=host, **WITH_COOKIE)[0] == 200 and guard.host_of(host.encode()) in web_server.LOOPBACK
 
 
-def test_nothing_but_the_chat_acts(site: Site) -> None:
+def test_nothing_but_what_is_posted_acts(site: Site) -> None:
     own = {**WITH_COOKIE, "origin": "http://127.0.0.1:8808"}
     paths = ("/", "/live", "/logs", "/compare", f"/runs/{DONE}")
     assert {site.get(path, method=method, **own)[0] for path in paths for method in ("POST", "PUT", "DELETE", "PATCH")} == {405}
@@ -280,6 +280,25 @@ def test_one_look_serves_all_pages_and_none_is_made_without(site: Site, monkeypa
 
     first, later = run_in(seen, both())
     assert first <= 2 and later - first <= 1, "a look that was under way ends; no other begins"
+
+
+def test_a_run_with_which_something_was_done_is_looked_at_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(observer, "_OVER_S", 1000.0)
+    seen = site.with_runs().observer()
+
+    async def polled(count: int) -> None:
+        while site.fleet.asked.count(("node1", "poll")) < count:
+            await asyncio.sleep(0.01)
+
+    async def work() -> None:
+        page = asyncio.create_task(events_of(seen, DONE, "nothing", most=1000))
+        for count in (1, 2, 3):
+            await asyncio.wait_for(polled(count), 20)
+            seen.look_soon(DONE)
+        page.cancel()
+
+    run_in(seen, work())
 
 
 def test_a_taken_port_names_the_next_free_one() -> None:
