@@ -73,7 +73,8 @@ def test_full_training_has_a_tenth_of_the_rate_and_no_adapters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "batch", "epochs"), [(3, 4, 10), (55, 4, 10), (500, 8, 3), (2000, 16, 3), (9000, 16, 3), (50_000, 32, 2), (3_000_000, 32, 1)]
+    ("count", "batch", "epochs"),
+    [(3, 4, 8), (55, 4, 8), (150, 4, 8), (500, 8, 6), (2000, 16, 3), (9000, 16, 3), (50_000, 32, 2), (3_000_000, 32, 1)],
 )
 def test_few_rows_are_read_more_often_in_smaller_batches(count: int, batch: int, epochs: int) -> None:
     got = values(replace(CHATS, count=count, tokens=300 * count))
@@ -90,15 +91,25 @@ def test_few_rows_are_said_and_a_few_long_texts_are_not() -> None:
     assert few.few.startswith("55 rows are few: ") and replace(few, count=1).few.startswith("1 row is few: ")
     assert CHATS.few == replace(few, count=3, tokens=400_000).few == ""
     reasons = {one.place: one.reason for one in decisions.of_training(replace(few, count=1, tokens=60), LLAMA, "lora", 1)}
-    assert "1 rows" not in str(reasons) and "120" not in reasons["train.epochs"]
-    assert "make 120 steps" in str(decisions.of_training(replace(few, count=80), LLAMA, "lora", 1))
+    assert "1 rows" not in str(reasons) and "300" not in reasons["train.epochs"]
+    assert "make 300 steps" in str(decisions.of_training(replace(few, count=240), LLAMA, "lora", 1))
 
 
 def test_a_short_run_learns_faster() -> None:
     short = replace(CHATS, count=12, tokens=3600)
-    steps = 10 * order.steps_per_epoch(12, 4)
-    assert steps < 100
+    assert 8 * order.steps_per_epoch(12, 4) < 320
     assert values(short)["train.learning_rate"] == 0.0004
+    long = values(replace(CHATS, count=6000, tokens=1_800_000))
+    assert long["train.learning_rate"] == 0.0003
+
+
+def test_many_passes_end_where_they_no_longer_help() -> None:
+    few = recipe_of(replace(CHATS, count=100, tokens=30_000), SMALL, "lora", 1)
+    steps = few.train.total_steps(90)
+    per_pass = order.steps_per_epoch(90, few.train.global_batch)
+    assert few.train.early_stopping * few.tracking.eval_every_steps == pytest.approx(3 * per_pass, rel=0.15) and 3 * per_pass < steps / 2
+    assert "train.early_stopping" not in values(CHATS), "three passes: the end comes first"
+    assert "train.early_stopping" not in values(replace(CHATS, count=3, tokens=900)), "no held-out rows"
 
 
 def test_a_row_that_is_longer_than_the_model_reads_is_said() -> None:
