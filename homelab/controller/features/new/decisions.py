@@ -11,7 +11,6 @@ Sources, by the short names that stand in a recipe:
     LIMA      Zhou et al., 2023, arXiv:2305.11206: fifteen passes over a thousand rows.
     Alpaca    Taori et al., 2023, github.com/tatsu-lab/stanford_alpaca: three passes over 52 thousand rows.
     Unsloth   unsloth.ai/docs, guide to the hyperparameters of LoRA: one to three passes, 5 to 10 % of the steps as warm-up, rank 16 or 32.
-    Prechelt  "Early Stopping - But When?", 1998: a slower stop costs time and finds a better model than one at the first loss that rises.
     Measured  `scripts/bench new`: 55 to 150 rows, the recipe beside nine by hand; questions and answers gained until eight passes, texts until two.
 """
 
@@ -40,7 +39,6 @@ _PASSES = ((20_000, 3), (100_000, 2))
 _WARMUP = 0.05
 _HELD_OUT, _HELD_OUT_MOST, _HELD_OUT_LEAST, _ROWS_TO_HOLD_OUT = 0.1, 400, 4, 20
 _EVALUATIONS = (4, 20)
-_LOOKS_PER_PASS, _PATIENT_PASSES = 2, 3
 _ENOUGH_ROWS, _LONG_ROW = 100, 200  # tokens of a row that counts for several
 _GUESSED_ROOM = 1.5  # of a row whose tokens nobody has counted
 _SEQ_STEP, _SEQ_LEAST = 64, 128
@@ -193,14 +191,9 @@ def _evaluation(rows: Rows, held_out: float, epochs: int, steps: int) -> Iterato
     count = max(round(rows.count * held_out), 1)
     yield Decision("data", "eval_fraction", held_out, f"{count} rows are never trained on: their loss says when it has learned enough")
     least, most = _EVALUATIONS
-    every = max(1, steps // min(most, max(least, _LOOKS_PER_PASS * epochs)))
+    every = max(1, steps // min(most, max(least, 2 * epochs)))
     yield Decision("tracking", "eval_every_steps", every, f"about {steps // every} looks at the held-out rows")
     yield Decision("train", "keep_best", True, "the result is the step with the lowest held-out loss, so a pass too many does no harm")
-    if epochs > _PATIENT_PASSES:
-        looks = _LOOKS_PER_PASS * _PATIENT_PASSES
-        yield Decision(
-            "train", "early_stopping", looks, f"it ends where {looks} looks, {_PATIENT_PASSES} passes, found no lower loss (Prechelt)"
-        )
 
 
 def _seq_len(rows: Rows, base: Base) -> Decision:

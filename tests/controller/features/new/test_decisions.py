@@ -103,15 +103,6 @@ def test_a_short_run_learns_faster() -> None:
     assert long["train.learning_rate"] == 0.0003
 
 
-def test_many_passes_end_where_they_no_longer_help() -> None:
-    few = recipe_of(replace(CHATS, count=100, tokens=30_000), SMALL, "lora", 1)
-    steps = few.train.total_steps(90)
-    per_pass = order.steps_per_epoch(90, few.train.global_batch)
-    assert few.train.early_stopping * few.tracking.eval_every_steps == pytest.approx(3 * per_pass, rel=0.15) and 3 * per_pass < steps / 2
-    assert "train.early_stopping" not in values(CHATS), "three passes: the end comes first"
-    assert "train.early_stopping" not in values(replace(CHATS, count=3, tokens=900)), "no held-out rows"
-
-
 def test_a_row_that_is_longer_than_the_model_reads_is_said() -> None:
     cut = next(one for one in decisions.of_training(replace(CHATS, longest=9000), LLAMA, "lora", 1) if one.place == "train.seq_len")
     assert cut.value == 4096 and "cut" in cut.reason
