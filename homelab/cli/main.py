@@ -78,8 +78,8 @@ def _command(arguments: list[str]) -> int:
             if not isinstance(refused, BrokenPipeError):
                 _show_unwritable(refused)
             return errors.EXIT_DONE if isinstance(refused, BrokenPipeError) else errors.EXIT_FAILED
-        if "KeyboardInterrupt" in str(error) or isinstance(error.__cause__, KeyboardInterrupt):
-            raise KeyboardInterrupt from None  # native code (pydantic, while it builds a model) makes an error of its own of a Ctrl-C
+        if _is_interrupt(error):
+            raise KeyboardInterrupt from None
         internal = errors.HomelabError(
             f"internal error: {type(error).__name__}: {error}",
             where=_kept_traceback(),
@@ -87,6 +87,14 @@ def _command(arguments: list[str]) -> int:
         )
         _show(internal, as_json)
         return errors.EXIT_INTERNAL
+
+
+def _is_interrupt(error: Exception) -> bool:
+    """Native code (pydantic, while it builds a model) makes an error of its own of a Ctrl-C. A second one inside `Condition.wait` makes one of its lock:
+    that is released, and not taken again.
+    """
+    is_of_lock = isinstance(error, RuntimeError) and "lock" in str(error) and isinstance(error.__context__, KeyboardInterrupt)
+    return is_of_lock or "KeyboardInterrupt" in str(error) or isinstance(error.__cause__, KeyboardInterrupt)
 
 
 def _kept_traceback() -> str:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,23 @@ class Interrupting:
 def test_an_interrupt_that_native_code_calls_its_own_error_ends_the_command(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def command(args: list[str], standalone_mode: bool) -> None:
         build(core_schema.literal_schema([Interrupting()]))
+
+    monkeypatch.setattr(command_list, "app", command)
+    with pytest.raises(KeyboardInterrupt):
+        main.run([])
+
+
+@pytest.mark.parametrize("make_lock", [threading.Lock, threading.RLock])
+def test_a_second_interrupt_while_the_first_ends_a_wait(make_lock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(args: list[str], standalone_mode: bool) -> None:
+        condition = threading.Condition(make_lock())
+
+        def interrupted(saved: object) -> None:
+            raise KeyboardInterrupt
+
+        condition._acquire_restore = interrupted  # type: ignore[attr-defined]
+        with condition:
+            condition.wait(0.01)
 
     monkeypatch.setattr(command_list, "app", command)
     with pytest.raises(KeyboardInterrupt):

@@ -8,6 +8,7 @@ import logging
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -94,7 +95,8 @@ def serve(
     )  # fmt: skip
     server = uvicorn.Server(config)
 
-    # Not `thread.join`: a Ctrl-C in the middle of it makes Python 3.11 take the thread for ended (Thread._wait_for_tstate_lock).
+    # Looked at, and waited for by `sleep`: a Ctrl-C in the middle of `Thread.join` makes Python 3.11 take the thread for ended
+    # (Thread._wait_for_tstate_lock), and a second one in `Event.wait` leaves its lock released twice.
     is_over = threading.Event()
 
     async def until_told() -> None:
@@ -112,15 +114,17 @@ def serve(
     thread.start()
     try:
         while not (server.started or is_over.is_set()):
-            is_over.wait(0.01)
+            time.sleep(0.01)
         serving([f"http://{address}:{place.port}{path}?token={token}" for address in place.addresses])
-        while not is_over.wait(_LOOK_S):  # in pieces: a signal that another thread has taken wakes nobody
-            pass
+        while not is_over.is_set():
+            time.sleep(_LOOK_S)
         raise HomelabError("the server of the page has ended by itself", where=f"port {place.port}", hint=homelab("web"))
     except KeyboardInterrupt:
         logging.getLogger("uvicorn.error").disabled = True  # streams that are cut now are no errors
         server.should_exit = True
-        is_over.wait(2 * _LOOK_S + 4)
+        deadline = time.monotonic() + 2 * _LOOK_S + 4
+        while not is_over.is_set() and time.monotonic() < deadline:
+            time.sleep(0.01)
     finally:
         place.listener.close()
     return acts.cut
