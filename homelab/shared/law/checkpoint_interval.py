@@ -20,7 +20,7 @@ UNMEASURED_S = 60.0  # to the first save of an attempt that resumes and does not
 # what a save costs, and a run that has done one step more has a checkpoint (`homelab.controller.features.supervise.restart_policy.may_begin_again`).
 FIRST_STEP = 1
 BACKGROUND_BYTES = 64 << 20  # a smaller state is on the disk in half a second: no thread, no second copy
-NUMBERS = 4
+NUMBERS = 5
 
 
 def seconds(stall_s: float, write_s: float = 0.0) -> float:
@@ -66,6 +66,8 @@ class Interval:
         self._write_s = 0.0
         self._since = 0.0
         self._elapsed_s = self._step_s = self.stall_s = self.write_s = 0.0  # of the slowest rank, as last gathered
+        self.is_asked = False
+        """Somebody wants a checkpoint after this step: a node was asked for it, and said it in the last gathering."""
 
     def begin(self, now: float) -> None:
         """Count the work that a fault would lose from now on."""
@@ -82,13 +84,16 @@ class Interval:
         """How long a save halts this rank: the median of the last ones, so that one slow save does not count. None: not known."""
         return statistics.median(self._stalls_s) if self._stalls_s else self._known_s or None
 
-    def numbers(self, now: float, step_s: float) -> list[float]:
-        """What this rank sends to the others in a step: NUMBERS of them. `step_s`: how long its last step took."""
-        return [now - self._since, step_s if math.isfinite(step_s) else 0.0, self.own_stall_s or 0.0, self._write_s]
+    def numbers(self, now: float, step_s: float, *, is_asked: bool = False) -> list[float]:
+        """What this rank sends to the others in a step: NUMBERS of them. `step_s`: how long its last step took. `is_asked`: its node was asked for a
+        checkpoint.
+        """
+        return [now - self._since, step_s if math.isfinite(step_s) else 0.0, self.own_stall_s or 0.0, self._write_s, float(is_asked)]
 
     def update(self, everyone: Sequence[Sequence[float]]) -> None:
         """Take in the `numbers` of all ranks, the same on all of them."""
-        self._elapsed_s, self._step_s, self.stall_s, self.write_s = (max(of_all) for of_all in zip(*everyone))
+        self._elapsed_s, self._step_s, self.stall_s, self.write_s, is_asked = (max(of_all) for of_all in zip(*everyone))
+        self.is_asked = is_asked > 0
 
     @property
     def interval_s(self) -> float:
@@ -96,7 +101,11 @@ class Interval:
         return seconds(self.stall_s, self.write_s) if self.stall_s else UNMEASURED_S
 
     def is_due(self, step: int, *, last: bool) -> bool:
-        """Whether to save after this step: the last one, one that the recipe names, or the last before the next would make it too late."""
+        """Whether to save after this step: the last one, one that was asked for, one that the recipe names, or the last before the next would make it
+        too late.
+        """
+        if self.is_asked:
+            return True
         if last or self.every_steps is not None:
             return last or step % (self.every_steps or 1) == 0
         if step == FIRST_STEP:

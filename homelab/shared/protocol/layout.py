@@ -3,7 +3,7 @@ worker join them to a folder of theirs; no other file spells them.
 
     WORKDIR/runs/RUN/             run.json, checkpoints/, final/, profiles/, tensorboard/; saved/ is for what a program of one's own saves
         attempts/N/               plan.json
-            nodes/NODE/           start.json, exit.json, energy.json, logs
+            nodes/NODE/           start.json, exit.json, energy.json, logs; save.json while a checkpoint is asked for
             ranks/RANK/           heartbeat.json, metrics.jsonl, samples.jsonl, error.json
     WORKDIR/supervised/RUN/       a supervisor that was placed on this node
     WORKDIR/data/DIGEST/          files shipped from the controller
@@ -26,6 +26,7 @@ RUN_JSON = "run.json"
 PLAN_JSON = "plan.json"
 START_JSON = "start.json"
 EXIT_JSON = "exit.json"
+SAVE_JSON = "save.json"
 ENERGY_JSON = "energy.json"
 HEARTBEAT_JSON = "heartbeat.json"
 ERROR_JSON = "error.json"
@@ -84,6 +85,11 @@ def nodes(number: int) -> str:
 def node(number: int, name: str) -> str:
     """What one node writes about one attempt."""
     return f"{nodes(number)}/{checked(name)}"
+
+
+def save_request(number: int, name: str) -> str:
+    """The file that asks a node for a checkpoint."""
+    return f"{node(number, name)}/{SAVE_JSON}"
 
 
 def ranks(number: int) -> str:

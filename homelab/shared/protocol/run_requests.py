@@ -73,6 +73,12 @@ class FollowRequest(RunRequest):
     process: Json = {}
 
 
+class SaveRequest(RunRequest):
+    """`save`: a checkpoint of this attempt, after the step that is being done."""
+
+    attempt: Attempt
+
+
 class PollRequest(Request):
     """`poll`. `run` None: the machine alone. `attempt` None: the newest here. `after_lines`: rank -> metrics that are not sent again, where they are of
     `lines_of_attempt` (None: of any). `after_bytes`: rank -> where these end in its file, as the answer before has said. `before`: with the curves of

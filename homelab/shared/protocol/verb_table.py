@@ -78,6 +78,7 @@ VERBS = {
     "runs": Verb("run.poll.runs", "request.Request", "run_messages.Runs"),
     "sample-data": Verb("data_sample.sample_data", "", "worker_messages.SampleOfData", stream="stdin"),
     "saved-files": Verb("storage.results.listed", "result_messages.ResultRequest", "result_messages.SavedFiles"),
+    "save": Verb("run.save_request.put", "run_requests.SaveRequest", "message.Done"),
     "send-checkpoint": Verb("storage.transfer.send_checkpoint", "checkpoint_messages.CheckpointRequest", stream="stdout"),
     "setup-fetch": Verb("setup.download.download", "setup_messages.FetchRequest", "setup_messages.SetupReceived"),
     "setup-look": Verb("setup.installed.look", "setup_messages.LookRequest", "setup_messages.SetupState"),

@@ -157,6 +157,11 @@ class Task:
         return self.rank == 0 if self.plan.get("shared_folder") else self.local_rank == 0
 
     @property
+    def save_request(self) -> Path:
+        """The file that lies there while this node is asked for a checkpoint (`homelab.node.run.save_request`)."""
+        return self.run_dir / layout.save_request(self.attempt, self.node)
+
+    @property
     def rank_dir(self) -> Path:
         """Where this rank writes its metrics, heartbeat, samples and error."""
         return self.run_dir / layout.rank(self.attempt, self.rank)

@@ -66,6 +66,8 @@ class Checkpointing:
             self._saver.finish()
             process_group.wait_for_all(f"written/{step}", self._task.world_size)
         self._is_saved = True
+        if self.interval.is_asked and self._task.is_keeper:
+            self._task.save_request.unlink(missing_ok=True)
         now_s = time.perf_counter()
         self.interval.saved(now_s, save_s, self._saver.write_s)
         if self._task.is_keeper:

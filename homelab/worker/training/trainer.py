@@ -149,7 +149,8 @@ class ShareTrainer(Trainer):
         # A stage of a pipeline sees the whole batch; the one that counts it has its rows as its own. Counted on the CPU: a tensor on a card would need a wait.
         assert self.item is not None
         counted = sum(loss_tokens(batch) for batch in self.item.micro_batches) if self.item.sources else 0
-        since_save = self.interval.numbers(time.perf_counter(), self.step_s)
+        is_asked = self.task.is_keeper and self.task.save_request.exists()
+        since_save = self.interval.numbers(time.perf_counter(), self.step_s, is_asked=is_asked)
         own = Figures(own_loss, counted, inputs.loss_tokens, self._waited_s, since_save, self._report(inputs))
         everyone = [Figures.of(numbers) for numbers in self.clock.gather(own.numbers())]
         self._check_batch([figures.counted for figures in everyone], [figures.expected for figures in everyone])

@@ -90,6 +90,20 @@ def test_steps_that_the_recipe_names_stay_exactly_those() -> None:
     assert [step for step in range(1, 9) if named.is_due(step, last=step == 8)] == [3, 6, 8]
 
 
+@pytest.mark.parametrize("every", [None, 100])
+def test_one_node_that_is_asked_has_all_ranks_save_once(every: int | None) -> None:
+    ranks = [Interval(every) for _ in range(3)]
+    saved = []
+    for step in range(2, 8):
+        told = [rank.numbers(float(step), 1.0, is_asked=number == 1 and step == 4) for number, rank in enumerate(ranks)]
+        for rank in ranks:
+            rank.update(told)
+        due = {rank.is_due(step, last=False) for rank in ranks}
+        assert len(due) == 1, "every rank decides from the same numbers"
+        saved += [step] if due.pop() else []
+    assert saved == [4]
+
+
 def test_one_slow_save_is_no_rule() -> None:
     mine = Interval(None)
     for stall_s in (0.2, 9.0, 0.3):

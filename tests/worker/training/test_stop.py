@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from homelab.shared.law import order
+from homelab.shared.protocol import layout
 from homelab.shared.protocol.manifest import folder_name
 from homelab.worker.checkpoints import checkpoint_folder
 from homelab.worker.errors import WorkerError
@@ -177,3 +178,25 @@ def test_ranks_that_made_another_global_batch_stop_before_the_weights_change() -
         with pytest.raises(TrainingError, match="not train on the same global batch") as caught:
             ShareTrainer._check_batch(trainer, counted, expected)
         assert caught.value.where == "step 7, rank 1" and "run.json" in caught.value.hint
+
+
+def test_a_node_that_is_asked_saves_after_the_step_and_goes_on(forks: harness.Forks, tmp_path: Path, model: Path) -> None:
+    """The first rank of one node sees the request; the rank of the other node saves after the same step. Which steps are saved changes no loss."""
+    data = harness.write_jsonl(tmp_path / "d.jsonl", harness.chat_rows(24))
+    plain, asked = (
+        harness.make_run(tmp_path / name, model, data, train__global_batch=4, checkpoint__every_steps=100) for name in ("plain", "asked")
+    )
+    requests = [harness.folder_of(asked, "n2", ["n1", "n2"]) / layout.save_request(1, "n2")]
+
+    def ask() -> None:
+        for request in requests:
+            request.parent.mkdir(parents=True, exist_ok=True)
+            request.write_text("{}")
+
+    forks.train(plain, 1, [3, 1], nodes=["n1", "n2"])
+    codes, output = forks.run(asked, 1, [3, 1], nodes=["n1", "n2"], prepare=ask)
+    assert not any(codes), output
+    saved = [checkpoint_folder.complete_steps(harness.folder_of(asked, node, ["n1", "n2"]) / "checkpoints") for node in ("n1", "n2")]
+    steps = max(harness.losses(asked, 1))
+    assert saved == [[1, steps], [1, steps]] and not any(request.exists() for request in requests), "once, and the request is gone"
+    assert harness.losses(asked, 1) == harness.losses(plain, 1)
