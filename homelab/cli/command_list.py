@@ -26,7 +26,7 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 # `supervise` is what launch leaves behind; by hand only after this machine was restarted in mid-run.
 NAMES = (
-    "init", "data", "new", "setup", "wake", "preflight", "doctor", "plan", "launch", "run", "status", "web", "logs", "stop", "recover", "why", "explain", "schema", "runs",
+    "init", "data", "new", "setup", "wake", "preflight", "doctor", "plan", "launch", "run", "status", "web", "logs", "stop", "recover", "yield", "why", "explain", "schema", "runs",
     "chat", "fetch", "merge", "gguf",
     "push", "tensorboard", "track", "profile", "report", "compare", "export", "trust", "teardown", "demo", "supervise",
 )  # fmt: skip

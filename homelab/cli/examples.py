@@ -26,6 +26,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "logs": ("homelab logs --rank 1", "homelab logs 2026-11-21 --attempt 1"),
     "stop": ("homelab stop", "homelab stop --orphans"),
     "recover": ("homelab recover",),
+    "yield": ("homelab yield tower --until 23:00", "homelab yield tower --for 2h", "homelab yield tower --back"),
     "why": ("homelab why --attempt 1",),
     "explain": ("homelab explain install", "homelab explain network.reach", "homelab explain 'CUDA out of memory'"),
     "schema": ("homelab schema recipe > homelab-recipe.schema.json",),

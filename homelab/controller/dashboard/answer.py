@@ -10,6 +10,7 @@ from homelab.controller.dashboard import words
 from homelab.controller.dashboard.columns import clip, wrap
 from homelab.controller.dashboard.screen import Section
 from homelab.controller.dashboard.snapshot import RankRow, Snapshot
+from homelab.controller.run import leave
 
 # State -> its sign, its colour, and the word that begins the answer.
 STATES = {
@@ -38,6 +39,8 @@ def is_silent(row: RankRow) -> bool:
 def line(snapshot: Snapshot) -> Text:
     """ "● trains: step 120 of 400, 12 min left, 3 of 3 nodes well"."""
     sign, style, word = STATES[snapshot.state]
+    if snapshot.waits_for_owner:
+        sign, style, word = "○", "yellow", "waits"
     is_program = not snapshot.step and not any(row.phase for row in snapshot.ranks)  # one's own: it tells no steps
     begins = Text.assemble((f"{sign} {'runs' if is_program and word == 'trains' else word}", style), ": ")
     of = f" of {snapshot.total_steps}" if snapshot.total_steps else ""
@@ -48,6 +51,9 @@ def line(snapshot: Snapshot) -> Text:
 
 def _what(snapshot: Snapshot) -> list[Text]:
     """Why it ended, or how it ends; of a run that goes on, how long it will take and who is well."""
+    away = [Text(leave.sentence(node.name, node.until), style="yellow") for node in snapshot.given_back]
+    if snapshot.waits_for_owner:
+        return away
     count = len(snapshot.nodes)
     nodes = f"{count} node{'s' * (count != 1)}"
     if snapshot.state in _ENDED and snapshot.diagnosis is not None:
@@ -61,7 +67,7 @@ def _what(snapshot: Snapshot) -> list[Text]:
     parts += [] if snapshot.loss is None or math.isfinite(snapshot.loss) else [Text("the loss is not a number", style="bold red")]
     parts.append(Text(f"{well} of {nodes} well", style="" if well == count else "bold red"))
     silent = [str(row.rank) for row in snapshot.ranks if is_silent(row)]
-    return parts + ([Text(f"rank{'s' * (len(silent) > 1)} {', '.join(silent)} silent", style="yellow")] if silent else [])
+    return parts + away + ([Text(f"rank{'s' * (len(silent) > 1)} {', '.join(silent)} silent", style="yellow")] if silent else [])
 
 
 def fix_section(snapshot: Snapshot, width: int) -> Section | None:

@@ -46,6 +46,13 @@ class LeftOut(DisplayValue):
     because: str = ""
 
 
+class GivenBack(DisplayValue):
+    """A node that is with its owner. `until` as people read it, empty without an end."""
+
+    name: str
+    until: str = ""
+
+
 class NodeRow(DisplayValue):
     """One machine. `torchrun` is "running", "not started", "gone" or how it ended; `why_not`: why it was not asked.
 
@@ -144,6 +151,9 @@ class Snapshot(DisplayValue):
     checkpoint_age_s: float | None = None
     restarts: int = 0
     left_out: tuple[LeftOut, ...] = ()
+    given_back: tuple[GivenBack, ...] = ()
+    waits_for_owner: bool = False
+    """Nothing trains before a node of `given_back` returns, or another one does."""
     total_steps: int | None
     step: int
     loss: float | None

@@ -13,12 +13,12 @@ from homelab.controller.dashboard.attempt_pace import AttemptPace
 from homelab.controller.dashboard.event_rows import event_rows
 from homelab.controller.dashboard.measured import Measured
 from homelab.controller.dashboard.node_rows import age_s, left_out, node_row, rank_rows, replies_of_ranks
-from homelab.controller.dashboard.snapshot import NextCommand, Snapshot
+from homelab.controller.dashboard.snapshot import GivenBack, NextCommand, Snapshot
 from homelab.controller.diagnose.cause import Diagnosis
 from homelab.controller.planning.types import Plan
-from homelab.controller.run import ownership
+from homelab.controller.run import leave, ownership
 from homelab.controller.run.ownership import Ownership
-from homelab.controller.run.state import State, newest_attempt, run_state
+from homelab.controller.run.state import FINISHED, State, newest_attempt, run_state
 from homelab.shared.protocol.rank_messages import Heartbeat
 from homelab.shared.protocol.run_messages import Reply
 
@@ -72,7 +72,8 @@ def build(run: RunInfo, observed: NodeAnswers) -> Snapshot:
         **_start(replies, attempt),
         **_training(plan, attempt, measured, replies, is_running=state == "running", is_script=run.is_script),
         **_checkpoints(measured, replies),
-        restarts=max(0, attempt - 1),
+        restarts=max(0, attempt - 1 - leave.moves(observed.events)),
+        **_given_back(state, observed.events),
         left_out=left_out(plan),
         nodes=tuple(node_row(name, replies.get(name), unreachable, plan, attempt) for name in names),
         events=event_rows(observed.events, measured.moves),
@@ -80,6 +81,13 @@ def build(run: RunInfo, observed: NodeAnswers) -> Snapshot:
         next_commands=next_commands(state, run.name, is_script=run.is_script),
         supervisor="" if state == "done" else run.owner.doing,  # who leaves a run that is done is no news
     )
+
+
+def _given_back(state: State, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Who is with an owner now; of a run that is over nobody is."""
+    away = leave.lasting(events) if state not in FINISHED else {}
+    rows = tuple(GivenBack(name=name, until=until) for name, until in away.items())
+    return {"given_back": rows, "waits_for_owner": bool(away) and state != "running" and leave.is_waiting(events)}
 
 
 def _start(replies: Mapping[str, Reply], attempt: int) -> dict[str, Any]:

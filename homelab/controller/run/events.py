@@ -12,7 +12,7 @@ from homelab.controller.base.sanitize import plain_lines
 Kind = Literal[
     "launched", "attempt-started", "attempt-resumed", "attempt-not-started", "attempt-stopped", "attempt-superseded", "left-out",
     "interrupted", "start-stopped", "start-failed", "state", "trouble", "restart", "waiting", "given-up", "stopped",
-    "checkpoint-unused", "mended", "adopted", "note",
+    "checkpoint-unused", "mended", "adopted", "note", "given-back", "came-back",
 ]  # fmt: skip
 
 # Kind -> its sentences; the first whose fields are all there is taken.
@@ -41,14 +41,18 @@ _SENTENCES: dict[Kind, tuple[str, ...]] = {
     "mended": ("repaired from {node}: {files}",),
     "adopted": ("adopted from {node}",),
     "note": ("{text}",),
+    "given-back": ("{node} was given back to its owner until {until}", "{node} was given back to its owner"),
+    "came-back": ("{node} came back from its owner",),
 }
 Tone = Literal["", "good", "waiting", "trouble"]
 _TONES: dict[Kind, Tone] = {
     "trouble": "trouble", "given-up": "trouble", "start-failed": "trouble", "attempt-not-started": "trouble",
     "left-out": "waiting", "restart": "waiting", "waiting": "waiting", "stopped": "waiting", "interrupted": "waiting", "start-stopped": "waiting",
-    "attempt-stopped": "waiting", "checkpoint-unused": "waiting",
+    "attempt-stopped": "waiting", "checkpoint-unused": "waiting", "given-back": "waiting",
 }  # fmt: skip
 _TONES_OF_STATES: dict[object, Tone] = {"done": "good", "failed": "trouble", "lost": "trouble", "stopping": "waiting", "stopped": "waiting"}
+# What a "restart" can be about that is no fault and counts as none: a node goes to its owner, or comes back.
+OF_THE_HOUSE = ("leave", "return")
 # Keys of a line that only programs read.
 _ONLY_IN_THE_FILE = {"time", "event", "attempt", "kind", "ranks", "clean", "gathered"}
 
@@ -102,6 +106,11 @@ def resumed(attempt: int, step: int, /, *, is_program: bool, **details: Any) -> 
     """The next attempt was started from the checkpoint of `step`, 0 for none. `is_program`: of one's own."""
     saved = {"saved": f"step-{step}" if step else "no checkpoint"} if is_program else {}
     return event("attempt-resumed", attempt, step=step, **saved, **details)
+
+
+def given_back(attempt: int | None, node: str, until: str) -> Event:
+    """The node is free for its owner; `until` is empty where no end is known."""
+    return event("given-back", attempt, node=node, **({"until": until} if until else {}))
 
 
 def note(text: str, **values: Any) -> Event:

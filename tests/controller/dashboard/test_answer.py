@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from homelab.controller.dashboard import answer
-from homelab.controller.dashboard.snapshot import Snapshot
+from homelab.controller.dashboard.snapshot import GivenBack, Snapshot
 from tests.controller.dashboard import sample, test_view
 
 RUNNING = sample.snapshot()
+AWAY = (GivenBack(name="oldtower", until="23:00"),)
 PROGRAM = RUNNING.model_copy(
     update={
         "step": 0,
@@ -42,6 +43,16 @@ def alone(shot: Snapshot) -> dict[str, Any]:
         (test_view.failed(), {}, "✗ failed: step 412 of 1000, the disk of laptop is full"),
         (test_view.failed(), {"diagnosis": None}, "✗ failed: step 412 of 1000, 1 of 3 nodes well"),
         (test_view.many(10), {}, "● trains: step 412 of 1000, 40 min left, 9 of 10 nodes well"),
+        (
+            RUNNING,
+            {"given_back": AWAY},
+            "● trains: step 412 of 1000, 40 min left, 3 of 3 nodes well, oldtower was given back to its owner until 23:00",
+        ),
+        (
+            RUNNING,
+            {"state": "starting", "given_back": AWAY, "waits_for_owner": True},
+            "○ waits: step 412 of 1000, oldtower was given back to its owner until 23:00",
+        ),
         (PROGRAM, {}, "● runs: 3 of 3 nodes well"),
         (PROGRAM, {"state": "done"}, "✓ done: on 3 nodes"),
         (PROGRAM, {"state": "starting"}, "○ starts: no step yet, 3 of 3 nodes well"),

@@ -20,7 +20,7 @@ from homelab.controller.features.track import forwarder_start
 from homelab.controller.features.track.forwarder_start import StartView
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import claims, process_owner, store, supervisor_record
+from homelab.controller.run import claims, leave_folder, process_owner, store, supervisor_record
 from homelab.controller.run.paths import RunPaths
 
 
@@ -65,6 +65,7 @@ def launch_run(fleet: Fleet, recipe: Recipe, request: LaunchRequest, view: Launc
     """Launch the recipe on all nodes of `fleet`; None after a dry run. Raises HomelabError when it is refused: then nothing was started."""
     if request.profile is not None:
         profile_request.refuse_early(request.profile, recipe, str(request.recipe_file))
+    leave_folder.refuse(request.runs_dir, [node.name for node in fleet.cluster.nodes], "launch RECIPE")
     with ExitStack() as unused:
 
         def name_beside(others: set[str]) -> str:

@@ -31,7 +31,7 @@ from homelab.controller.features.status import monitor
 from homelab.controller.features.stop import stop
 from homelab.controller.features.supervise import restart_policy
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import claims, run_folder, supervisor_lock
+from homelab.controller.run import claims, leave, leave_folder, run_folder, supervisor_lock
 from homelab.controller.run.adoption import AdoptedProgram
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.state import FINISHED
@@ -72,7 +72,11 @@ class JobWork:
         return tuple(node.name for node in load.load_cluster(self.cluster_file).nodes)
 
     def busy(self, job: QueuedJob) -> str:
-        """Why its nodes cannot be had now; empty if all answer and nothing of ours is on them."""
+        """Why its nodes cannot be had now; empty if all answer, nothing of ours is on them and no owner wants one."""
+        away = leave_folder.lasting(self.runs_dir)
+        for name in job.needs(self.every()):
+            if name in away:
+                return leave.sentence(name, away[name].until_words(time.time()))
         with self._fleet(job) as fleet:
             answers, errors = fleet.ask("runs")
         for name, error in errors.items():

@@ -18,7 +18,7 @@ from homelab.controller.features.track import forwarder_start
 from homelab.controller.features.track.forwarder_start import StartView
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import adoption, claims, process_owner, run_folder, run_lookup, stopped_holder, supervisor_record
+from homelab.controller.run import adoption, claims, leave_folder, process_owner, run_folder, run_lookup, stopped_holder, supervisor_record
 from homelab.controller.run.paths import RunPaths
 
 
@@ -79,6 +79,7 @@ def recover_run(fleet: Fleet, request: RecoverRequest, view: RecoverView) -> Run
             placement = SupervisorPlacement(request.supervise if described.recipe.recovery.auto else "no")
             exclusive.enter_context(supervisor_record.exclusive(paths, wants_supervisor=placement.is_wanted))
             _refuse_supervised(fleet, paths)
+            leave_folder.refuse(request.runs_dir, request.nodes, f"recover {paths.name}")
             names = [node.name for node in fleet.cluster.nodes]
             claim = exclusive.enter_context(claims.claimed(fleet, paths.name, names, "recovered by hand", age_s=request.age_s))
             examination = examine.examine(fleet, paths, say)

@@ -20,11 +20,13 @@ from homelab.controller.features.profile.rank_profile import RankProfile, predic
 from homelab.controller.features.report.comparison import compared, shares
 from homelab.controller.features.report.curves import by_step, curves, step_rows
 from homelab.controller.features.report.energy_price import Place, energy
-from homelab.controller.features.report.run_report import Answered, Energy, MachineRow, Profiled, RunReport
+from homelab.controller.features.report.run_report import Answered, Energy, GivenBackRow, MachineRow, Profiled, RunReport
 from homelab.controller.features.report.timeline import attempt_rows, timeline
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.poll_reply import LineOrEmpty, MomentOrNone, or_none
+from homelab.controller.run import leave
 from homelab.controller.run.metric_keys import KnownKeys
+from homelab.controller.run.state import FINISHED
 from homelab.shared.protocol.rank_messages import Metric
 from homelab.shared.protocol.run_messages import CardJoules
 
@@ -102,8 +104,14 @@ def build(sources: Sources) -> RunReport:
         curves=curves(lines, node_of), steps=step_rows(lines), step_count=len(by_step(lines)), attempts=attempts, timeline=happenings,
         timeline_left_out=left_out, shares=shares(plan, lines), compared=compared(sources.plans, lines, started_at, ended_at),
         energy=used, answers=_answers(sources.asked), machines=_machines(sources, plan),
-        profiled=_profiled(sources),
+        profiled=_profiled(sources), given_back=_given_back(sources, ended_at),
     )  # fmt: skip
+
+
+def _given_back(sources: Sources, ended_at: float | None) -> tuple[GivenBackRow, ...]:
+    end = ended_at if ended_at is not None and sources.state in FINISHED else sources.now
+    spent = leave.times(sources.events, end)
+    return tuple(GivenBackRow(node=node, count=its.count, seconds=its.seconds) for node, its in sorted(spent.items()))
 
 
 def _profiled(sources: Sources) -> Profiled | None:

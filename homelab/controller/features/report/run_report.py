@@ -138,6 +138,14 @@ class Profiled(Value):
     memory: tuple[MemoryRow, ...]
 
 
+class GivenBackRow(DisplayValue):
+    """A node that its owner wanted: how often while the run went on, and for how long in all."""
+
+    node: str
+    count: int
+    seconds: float
+
+
 class MachineRow(DisplayValue):
     """One node: its cards or processor as the plan names them, and the versions of its packages."""
 
@@ -170,3 +178,4 @@ class RunReport(DisplayValue):
     answers: tuple[Answered, ...]
     machines: tuple[MachineRow, ...]
     profiled: Profiled | None = None
+    given_back: tuple[GivenBackRow, ...] = ()

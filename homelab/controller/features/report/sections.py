@@ -10,6 +10,7 @@ from homelab.controller.features.report import number_text as text
 from homelab.controller.features.report import page_tables, profile_section
 from homelab.controller.features.report.page_tables import ReportTable
 from homelab.controller.features.report.run_report import RunReport
+from homelab.controller.run import leave
 
 _STATES = {
     "done": "The run is done", "failed": "The run failed", "stopped": "The run was stopped", "lost": "The run is lost", "running": "The run trains",
@@ -83,7 +84,8 @@ def sections(report: RunReport) -> Iterator[ReportSection]:
 
 def _all(report: RunReport) -> Iterator[ReportSection]:
     if report.attempts:
-        yield ReportSection("attempts", "Attempts", [page_tables.attempts(report)])
+        away = [f"{leave.times_words(row.node, leave.LeaveTimes(row.count, row.seconds))}." for row in report.given_back]
+        yield ReportSection("attempts", "Attempts", [page_tables.attempts(report)], " ".join(away))
     if report.timeline:
         yield ReportSection("events", "Faults and rebalances", [page_tables.timeline(report)])
     if report.shares:

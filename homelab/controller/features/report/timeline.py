@@ -13,7 +13,7 @@ from homelab.shared.protocol.rank_messages import Metric
 
 MOST_LINES = 200
 _SORTS: dict[events.Kind, Sort] = {
-    "launched": "attempt", "attempt-started": "attempt", "attempt-resumed": "attempt", "restart": "attempt", "state": "attempt",
+    "launched": "attempt", "attempt-started": "attempt", "attempt-resumed": "attempt", "restart": "attempt", "state": "attempt", "given-back": "attempt", "came-back": "attempt",
     "trouble": "fault", "left-out": "fault", "given-up": "fault", "waiting": "fault", "attempt-not-started": "fault", "start-failed": "fault",
     "interrupted": "fault", "checkpoint-unused": "fault",
 }  # fmt: skip

@@ -12,7 +12,7 @@ from homelab.controller.attempt.diagnosis_store import StoredDiagnosis
 from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.base.hint import Hint, Options, homelab
 from homelab.controller.dashboard.event_rows import event_row
-from homelab.controller.dashboard.snapshot import EventRow, NextCommand
+from homelab.controller.dashboard.snapshot import EventRow, GivenBack, NextCommand
 from homelab.controller.features.status import monitor
 from homelab.controller.remote import poll_reply as replies
 from homelab.controller.remote.fanout import Fleet
@@ -30,7 +30,7 @@ class Why:
 
     `stored` is None when that attempt did not fail, or when nothing says why. `is_kept`: it is what was written down at that time,
     because the nodes know less now. `not_started` says why nothing was started in that attempt. `since` is what happened to the run
-    after the failure, `alone` what its owner has to do because no supervisor does it.
+    after the failure, `alone` what its owner has to do because no supervisor does it, `given_back` who is with an owner now.
     """
 
     run: str
@@ -46,6 +46,7 @@ class Why:
     since: tuple[EventRow, ...]
     alone: tuple[Hint, ...]
     next_command: NextCommand
+    given_back: tuple[GivenBack, ...] = ()
 
     def with_options(self, options: Options) -> Why:
         """The same, in which the commands of ours have the options that its reader needs."""
@@ -61,6 +62,7 @@ class Why:
             "made_at": self.stored.made_at if self.stored else None, "source": None if self.stored is None else "kept" if self.is_kept else "nodes",
             "not_started": self.not_started, "unreachable": self.unreachable, "since": [row.model_dump(mode="json") for row in self.since],
             "without_supervisor": list(self.alone), "next": self.next_command.command,
+            "given_back": [row.model_dump(mode="json") for row in self.given_back],
         }  # fmt: skip
 
 
@@ -107,6 +109,7 @@ def look(fleet: Fleet, paths: RunPaths, attempt: int | None, say: Callable[[str]
     return Why(
         paths.name, number, judged.state, snapshot.attempt, snapshot.state, snapshot.step, judged.stored, judged.is_kept, judged.unreachable,
         not_started, since(lines, number) if has_failed else (), watcher.without_supervisor, next_command,
+        snapshot.given_back,
     )  # fmt: skip
 
 

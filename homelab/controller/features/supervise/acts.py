@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from homelab.controller.attempt.watchdog import AttemptVerdict
 from homelab.controller.features.supervise.observation import Failed
@@ -11,31 +11,38 @@ from homelab.controller.features.supervise.observation import Failed
 
 @dataclass(frozen=True)
 class Incident:
-    """Why an attempt is ended: a failure, or (`verdict` is None) that the nodes `rejoining` are well again, or that another cut of the model trains faster
-    (`recut` says it)."""
+    """Why an attempt is ended: a failure, or (`verdict` is None) that the nodes `leaving` go to their owner (each with the words for it), that the nodes
+    `rejoining` are well again or come from their owner (`returning`), or that another cut of the model trains faster (`recut` says it)."""
 
     verdict: AttemptVerdict | None
     noticed_at: float  # seconds since 1970
     left_out: frozenset[str]  # nodes that are not asked: they were left out before, and are not well yet
     rejoining: tuple[str, ...] = ()
     recut: str = ""
+    leaving: Mapping[str, str] = field(default_factory=dict)
+    returning: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
-        """The verdict's, "rejoin", or "recut"."""
-        return self.verdict.kind if self.verdict else "rejoin" if self.rejoining else "recut"
+        """The verdict's, "leave", "return", "rejoin", or "recut"."""
+        if self.verdict:
+            return self.verdict.kind
+        return "leave" if self.leaving else "return" if self.returning else "rejoin" if self.rejoining else "recut"
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """That are to blame, or come back."""
-        return self.verdict.nodes if self.verdict else self.rejoining
+        """That are to blame, leave, or come back."""
+        return self.verdict.nodes if self.verdict else (*self.leaving, *self.rejoining)
 
     @property
     def because(self) -> str:
         """In words."""
         if self.verdict:
             return self.verdict.because
-        return f"{', '.join(self.rejoining)} is healthy again" if self.rejoining else self.recut
+        well = [name for name in self.rejoining if name not in self.returning]
+        said = [*self.leaving.values(), *(f"{name} came back from its owner" for name in self.returning)]
+        said += [f"{', '.join(well)} is healthy again"] if well else []
+        return "; ".join(said) or self.recut
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,11 @@ class Wait:
 @dataclass(frozen=True)
 class Collect:
     """Gather the run's metrics and write its state down, beside the watching."""
+
+
+@dataclass(frozen=True)
+class Save:
+    """Ask the ranks for a checkpoint, beside the watching."""
 
 
 @dataclass(frozen=True)
@@ -133,4 +145,4 @@ class End:
     records_stop: bool = False
 
 
-Act = Review | Follow | Wait | Collect | WriteProgress | Begin | Examine | Halt | Resume | WaitBeforeRetry | GiveUp | End
+Act = Review | Follow | Wait | Collect | Save | WriteProgress | Begin | Examine | Halt | Resume | WaitBeforeRetry | GiveUp | End

@@ -8,11 +8,13 @@ from contextlib import ExitStack
 
 from homelab.controller.attempt import watchdog
 from homelab.controller.attempt.watchdog import NodeStatus, common_checkpoint
+from homelab.controller.features.supervise.observation import Save
 from homelab.controller.features.supervise.recut_watch import RecutWatch
 from homelab.controller.features.supervise.rejoin import RejoinMonitor
 from homelab.controller.features.supervise.status_streams import StatusStreams
 from homelab.controller.features.supervise.step_durations import StepTimeWindow
 from homelab.controller.planning.types import Plan
+from homelab.shared.protocol import phases
 
 ENDS: frozenset[watchdog.Kind] = frozenset({"exit", "dead-rank"})
 # Events shortly after the first sign of a failure belong to it: the ends of the other ranks and their last lines.
@@ -56,6 +58,22 @@ class AttemptWatch:
     def well(self) -> frozenset[str]:
         """Nodes that were left out and are well again."""
         return self._monitor.well if self._monitor is not None else frozenset()
+
+    @property
+    def step(self) -> int:
+        """The newest that a rank has done."""
+        return max((rank.step for status in self._statuses().values() for rank in status.ranks.values()), default=0)
+
+    @property
+    def save(self) -> Save:
+        """Whether a checkpoint can be asked for: not of a program of one's own, and before the first step there is nothing to save."""
+        if not self._sees_ranks:
+            return "none"
+        statuses = self._statuses()
+        if not set(self._names) <= set(statuses):
+            return "unknown"
+        begun = {rank.phase for status in statuses.values() for rank in status.ranks.values()} - phases.BEFORE_TRAINING
+        return "asked" if begun else "none"
 
     @property
     def recut(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from homelab.controller.attempt.inputs import RecipeInput
 from homelab.controller.base.errors import HomelabError
@@ -17,7 +17,8 @@ _EVERY_S = 5.0
 
 
 class RejoinMonitor:
-    """A context manager. `well` holds the nodes that answered, passed their own preflight, and reach the `others` both ways."""
+    """A context manager. `well` holds the nodes that answered, passed their own preflight, and reach the `others` both ways. One that `is_away` with its
+    owner is not asked."""
 
     def __init__(
         self,
@@ -27,8 +28,10 @@ class RejoinMonitor:
         names: Collection[str],
         others: Collection[str],
         skip: Collection[str],
+        is_away: Callable[[str], bool] = lambda name: False,
     ) -> None:
         self._cluster, self._recipe, self._items, self._others, self._skip = cluster, recipe, items, tuple(others), skip
+        self._is_away = is_away
         self._well: set[str] = set()
         self._ended = threading.Event()
         self._threads = [threading.Thread(target=self._ask, args=(name,), daemon=True, name=f"return of {name}") for name in names]
@@ -48,6 +51,9 @@ class RejoinMonitor:
 
     def _ask(self, name: str) -> None:
         while not self._ended.wait(_EVERY_S):
+            if self._is_away(name):  # whoever plays a game there is not disturbed
+                self._well.discard(name)
+                continue
             try:
                 # The others train: they are asked for dials only when the node itself is well, and only once.
                 is_well = self._is_well((name,)) and (name in self._well or self._is_well((*self._others, name)))

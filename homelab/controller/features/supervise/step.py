@@ -2,7 +2,7 @@
 
 `homelab.controller.features.supervise.supervisor` gathers the observation, performs the act, and comes back with the result.
 
-    new ---> watching ---> recovering ---> resumed ---> watching ...      the attempt failed, a node can be taken back, or another cut pays
+    new ---> watching ---> recovering ---> resumed ---> watching ...      the attempt failed, a node can be taken back or its owner wants it, or another cut pays
      |          |           |     ^  |
      |          |           v     |  +---> giving-up                      trying again would not help
      |          |          waiting                                        what is in the way may pass by itself
@@ -18,10 +18,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from homelab.controller.attempt.watchdog import AttemptVerdict
+from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.diagnose.cause import Diagnosis
-from homelab.controller.features.supervise import acts, restart_policy
+from homelab.controller.features.supervise import acts, leaving, restart_policy
 from homelab.controller.features.supervise.observation import Examined, Failed, Followed, HaltResult, Observation, ResumeResult
-from homelab.controller.run import events, restart
+from homelab.controller.run import events, leave, restart
 from homelab.shared.recipe import Checkpoint, Recovery
 
 RETRY_S = (2.0, 5.0, 10.0, 20.0, 30.0)
@@ -41,11 +42,12 @@ class Watch:
     reported: str | None = None
     collected_s: float = -math.inf
     first_seen: Mapping[str, int] = field(default_factory=dict)
+    saving: leaving.Saving | None = None
 
 
 @dataclass(frozen=True)
 class Recovering:
-    """One recovery: since when, why, and how far it is."""
+    """One recovery: since when, why, and how far it is. While nodes are `away` with their owners, it is tried again at `again_s`, or when others are."""
 
     incident: acts.Incident
     since_s: float
@@ -54,6 +56,8 @@ class Recovering:
     asks_silent: bool = False
     tries: int = 0
     said: str = ""
+    away: frozenset[str] = frozenset()
+    again_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -103,25 +107,48 @@ def _watch(state: State, observation: Observation) -> Step:
     if observation.is_stopped or observation.verdict is None:
         return state, acts.End("stopped", "stopped", watch.absent, collects=True)
     verdict = observation.verdict
-    well = frozenset(name for name in observation.well if state.refused.get(name, 0.0) <= observation.now_s)
+    well = frozenset(name for name in observation.well - set(observation.away) if state.refused.get(name, 0.0) <= observation.now_s)
     if verdict.is_trouble:
         return _begin(state, observation, acts.Incident(verdict, observation.time, watch.absent - well))
     if verdict.kind != "well":
         # The controller that has recovered the run needs the nodes, and looks after it.
         left_out = frozenset() if verdict.kind == "superseded" else watch.absent - well
         return state, acts.End(verdict.kind, verdict.because or verdict.kind, left_out, collects=True)
+    moves = leaving.moves(observation, watch.absent, well)
+    if moves:
+        return _move(state, observation, moves, watch.absent - well)
+    watch = replace(watch, saving=None)
     rejoining, first_seen = restart_policy.rejoining(well, watch.first_seen, observation.checkpoint, verdict)
     if rejoining:
         return _begin(state, observation, acts.Incident(None, observation.time, watch.absent - set(rejoining), rejoining))
     if observation.recut and not verdict.blind:  # a node that cannot be heard could not be stopped
         return _begin(state, observation, acts.Incident(None, observation.time, watch.absent, recut=observation.recut))
-    watch = replace(watch, first_seen=first_seen)
+    return _report(replace(state, watch=replace(watch, first_seen=first_seen)), observation, verdict)
+
+
+def _report(state: State, observation: Observation, verdict: AttemptVerdict) -> Step:
+    """Write down what is seen, gather, or wait."""
+    watch = state.watch
     if verdict.because != watch.reported:
         report = acts.WriteProgress("watching", verdict.because or f"attempt {state.attempt}")
         return replace(state, watch=replace(watch, reported=verdict.because)), report
     if observation.now_s - watch.collected_s > COLLECT_S:
         return replace(state, watch=replace(watch, collected_s=observation.now_s)), acts.Collect()
-    return replace(state, watch=watch), acts.Wait()
+    return state, acts.Wait()
+
+
+def _move(state: State, observation: Observation, moves: leaving.Moves, left_out: frozenset[str]) -> Step:
+    """Nodes go to their owners or come from there: the attempt is saved and ends, and the next one begins without them or with them."""
+    verdict = observation.verdict
+    assert verdict is not None
+    match leaving.next_move(observation, state.watch.saving):
+        case "save":
+            saving = leaving.Saving(observation.now_s, observation.step)
+            return replace(state, watch=replace(state.watch, saving=saving)), acts.Save()
+        case "move":
+            incident = acts.Incident(None, observation.time, left_out, moves.returning, leaving=moves.leaving, returning=moves.returning)
+            return _begin(state, observation, incident)
+    return _report(state, observation, verdict)
 
 
 def _begin(state: State, observation: Observation, incident: acts.Incident) -> Step:
@@ -152,22 +179,27 @@ def _try(state: State, recovering: Recovering) -> Step:
 
 
 def _decide(state: State, recovering: Recovering, observation: Observation, halted: HaltResult) -> Step:
-    incident, examined = recovering.incident, recovering.examined
+    incident, examined, away = recovering.incident, recovering.examined, observation.away
     assert examined is not None
+    staying = tuple(name for name in halted.nodes if name not in away)
     if incident.verdict is None:
         decision = restart_policy.Decision("go-on", incident.because, incident.kind, ", ".join(incident.nodes))
     else:
         failure = restart_policy.Failure(incident.verdict, examined.diagnosis, examined.met)
-        decision = restart_policy.decide(
-            failure, state.restarts, state.recovery, now=observation.time, step=halted.step, nodes=halted.nodes
-        )
+        decision = restart_policy.decide(failure, state.restarts, state.recovery, now=observation.time, step=halted.step, nodes=staying)
         decision = restart_policy.keeping(halted.indispensable, decision)
     if decision.kind == "give-up":
         return _give_up(state, decision.because, decision.hint, examined.diagnosis)
     if observation.is_stopped:  # a person stopped the run while the nodes were asked
         return state, acts.End("stopped")
+    if because := leaving.why_waits(away, halted.nodes, halted.indispensable):
+        hint = Hint("nothing is needed: it goes on by itself; to take the node back now: {}", homelab("yield", min(away), "--back"))
+        return _wait(state, recovering, observation, Failed("other", because, hint, because), math.inf)
     state = replace(state, recovering=replace(recovering, decision=decision))
-    return state, acts.Resume(decision.because, decision.exclude, restart_policy.lowered(state.restarts, decision))
+    exclude = tuple(dict.fromkeys((*decision.exclude, *sorted(away))))
+    why_not = [decision.because] if decision.exclude or not away else []
+    why_not += [leave.sentence(name, until) for name, until in sorted(away.items())]
+    return state, acts.Resume("; ".join(why_not), exclude, restart_policy.lowered(state.restarts, decision))
 
 
 def _resumed(state: State, recovering: Recovering, observation: Observation, resumed: ResumeResult) -> Step:
@@ -188,24 +220,36 @@ def _failed(state: State, recovering: Recovering, observation: Observation, erro
         return state, acts.End("superseded", error.message)
     if observation.is_stopped:
         return state, acts.End("stopped")
-    if error.kind == "other-training" or observation.now_s - recovering.since_s > WAIT_S:
+    is_late = observation.now_s - recovering.since_s > WAIT_S and not observation.away
+    if error.kind == "other-training" or is_late:
         diagnosis = recovering.examined.diagnosis if recovering.examined else None
         return _give_up(state, error.message, error.hint, diagnosis, stops_nodes=True)
-    seconds = RETRY_S[min(recovering.tries, len(RETRY_S) - 1)]
+    return _wait(state, recovering, observation, error, RETRY_S[min(recovering.tries, len(RETRY_S) - 1)])
+
+
+def _wait(state: State, recovering: Recovering, observation: Observation, error: Failed, seconds: float) -> Step:
+    """Try again after this time. While nodes are with their owners it is looked more often whether one has come back."""
+    away = frozenset(observation.away)
     waiting = replace(
         recovering, tries=recovering.tries + 1, said=error.message,
         # A node that was silent may be back by now: it is what is waited for. Whether it is well is seen then.
         asks_silent=recovering.asks_silent or recovering.examined is not None,
+        away=away, again_s=observation.now_s + seconds if away else 0.0,
+        since_s=observation.now_s if away else recovering.since_s,  # an owner may want a node for longer than a fault may last
     )  # fmt: skip
     # Once, not twice a minute all night.
     return replace(state, phase="waiting", recovering=waiting), acts.WaitBeforeRetry(
-        seconds, error if error.message != recovering.said else None
+        min(seconds, leaving.LOOK_S) if away else seconds, error if error.message != recovering.said else None
     )
 
 
 def _retry(state: State, observation: Observation) -> Step:
-    assert state.recovering is not None
-    return _try(state, state.recovering)
+    recovering = state.recovering
+    assert recovering is not None
+    is_same = recovering.away and recovering.away == frozenset(observation.away) and not observation.is_stopped
+    if is_same and observation.now_s < recovering.again_s:
+        return replace(state, recovering=replace(recovering, since_s=observation.now_s)), acts.WaitBeforeRetry(leaving.LOOK_S)
+    return _try(state, recovering)
 
 
 def _give_up(state: State, because: str, hint: str, diagnosis: Diagnosis | None, *, stops_nodes: bool = False) -> Step:

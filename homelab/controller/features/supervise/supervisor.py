@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Collection
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from homelab.controller.attempt import inputs
@@ -24,6 +24,7 @@ from homelab.controller.features.recover.resume_guards import OtherTrainingError
 from homelab.controller.features.status import monitor
 from homelab.controller.features.supervise import acts, notifier
 from homelab.controller.features.supervise.attempt_watch import AttemptWatch
+from homelab.controller.features.supervise.leave_watch import LeaveWatch
 from homelab.controller.features.supervise.observation import Error, Failed, Followed, Observation, Result
 from homelab.controller.features.supervise.recovery_try import STOP_GRACE_S, RecoveryTry, Supervised
 from homelab.controller.features.supervise.recut_watch import RecutWatch
@@ -37,7 +38,7 @@ from homelab.controller.run import event_log, run_folder, store, supervisor_lock
 from homelab.controller.run.events import event
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.restart import Restart
-from homelab.shared.protocol.run_requests import StopRequest
+from homelab.shared.protocol.run_requests import SaveRequest, StopRequest
 
 _LOCK_S = 1.0  # a process that only asks for the lock has it for an instant
 
@@ -55,6 +56,9 @@ class Supervisor:
         self._watch: AttemptWatch | None = None
         self._try: RecoveryTry | None = None
         self._collecting: threading.Thread | None = None
+        self._asking: threading.Thread | None = None
+        self._leaves = LeaveWatch(paths, self._run.nodes)
+        self._free = self._absent()
         self._looking = threading.Lock()
         self._watcher: monitor.Watcher | None = None  # it knows what was gathered before: a look costs what is new
         supervisor_json = store.read_object(paths.supervisor_json)
@@ -85,13 +89,15 @@ class Supervisor:
             self._notifier.close()
 
     def _observe(self, result: Result | None) -> Observation:
-        observed = Observation(
-            time.monotonic(), time.time(), store.intent_of(self._paths, self._plan.attempt) in ("stopping", "stopped"), result
-        )
+        away = self._leaves.look(self._plan.attempt, self._free)
+        is_stopped = store.intent_of(self._paths, self._plan.attempt) in ("stopping", "stopped")
+        observed = Observation(time.monotonic(), time.time(), is_stopped, result, away=away, lent=self._leaves.lent)
         if self._watch is None or self._state.phase not in ("reviewing", "watching") or observed.is_stopped:
             return observed
-        verdict, checkpoint = self._watch.look()
-        return Observation(observed.now_s, observed.time, False, result, verdict, checkpoint, self._watch.well, self._watch.recut)
+        watch = self._watch
+        step = watch.step  # before the look: a checkpoint that is newer than this has all that was done
+        verdict, checkpoint = watch.look()
+        return replace(observed, verdict=verdict, checkpoint=checkpoint, well=watch.well, recut=watch.recut, step=step, save=watch.save)
 
     def _perform(self, act: acts.Act) -> Result | None:
         match act:
@@ -106,6 +112,8 @@ class Supervisor:
                 self._watch.wait()
             case acts.Collect():
                 self._collect_aside()
+            case acts.Save():
+                self._ask_for_a_save()
             case acts.WriteProgress(doing, why):
                 self._write(doing, why)
             case acts.Begin():
@@ -120,16 +128,20 @@ class Supervisor:
 
     def _follow(self) -> Followed:
         self._plan = run_folder.plan_of(self._paths)
-        in_plan = {node.name for node in self._plan.nodes}
-        absent = frozenset(name for name in self._run.nodes if name not in in_plan)
+        absent = self._free = self._absent()
+        self._leaves.took_part([node.name for node in self._plan.nodes])
         takes_back = self._run.recipe.recovery.rejoin == "next-checkpoint" and self._run.recipe.script is None
-        self._listen(absent if takes_back else ())
+        self._listen(absent if takes_back else absent & (self._leaves.lent | set(self._leaves.away)))
         return Followed(self._plan.attempt, absent)
+
+    def _absent(self) -> frozenset[str]:
+        """Nodes that the run may use, and that are not in its newest plan."""
+        return frozenset(self._run.nodes) - {node.name for node in self._plan.nodes}
 
     def _listen(self, left_out: Collection[str]) -> None:
         self._close()
         run, names = self._run, [node.name for node in self._plan.nodes]
-        rejoin = RejoinMonitor(run.cluster, run.recipe, run.items, left_out, names, run.skip)
+        rejoin = RejoinMonitor(run.cluster, run.recipe, run.items, left_out, names, run.skip, lambda name: name in self._leaves.away)
         recut = (
             RecutWatch(run.cluster, run.recipe, run.items, self._plan)
             if registry.of_plan(self._plan).cuts_layers and run.recipe.recovery.auto
@@ -165,8 +177,11 @@ class Supervisor:
                 case acts.Examine(incident):
                     return self._try.examine(incident)
                 case acts.Halt():
-                    return self._try.halt(act)
+                    halted = self._try.halt(act)
+                    self._free = frozenset(self._run.nodes)
+                    return halted
                 case acts.Resume():
+                    self._free = frozenset(act.exclude)  # the others may begin at any moment
                     resumed = self._try.resume(act)
                     self._step_times = StepTimeWindow()  # the first step of an attempt takes longer than all others
                     return resumed
@@ -181,11 +196,14 @@ class Supervisor:
             return Failed(kind, error.message, error.hint, str(error))
 
     def _wait_before_retry(self, act: acts.WaitBeforeRetry) -> None:
+        if self._try is not None:
+            self._try.close()
         if act.error is not None:
             self._say(f"cannot continue yet: {act.error.text}")
             event_log.append(self._paths, event("waiting", self._plan.attempt, message=act.error.message, hint=act.error.hint))
             self._write("recovering", f"waiting: {act.error.message}")
-            self._notifier.tell("needs you", f"it cannot continue yet: {act.error.message}\n{act.error.hint}")
+            if not self._leaves.away:  # what an owner has typed is no news to the owner
+                self._notifier.tell("needs you", f"it cannot continue yet: {act.error.message}\n{act.error.hint}")
         time.sleep(act.seconds)
 
     def _give_up(self, act: acts.GiveUp) -> None:
@@ -221,6 +239,22 @@ class Supervisor:
         if self._collecting is None or not self._collecting.is_alive():
             self._collecting = threading.Thread(target=self._collect, daemon=True, name="look")
             self._collecting.start()
+
+    def _ask_for_a_save(self) -> None:
+        """In a thread, as `_collect_aside`. One node is enough: its ranks tell the others."""
+        if self._asking is None or not self._asking.is_alive():
+            names = [node.name for node in self._plan.nodes]
+            self._asking = threading.Thread(target=self._ask_one_of, args=(names, self._plan.attempt), daemon=True, name="save")
+            self._asking.start()
+
+    def _ask_one_of(self, names: list[str], attempt: int) -> None:
+        self._say(f"attempt {attempt}: asking for a checkpoint")
+        for name in names:
+            with Fleet(self._run.cluster.only((name,))) as fleet:
+                answers, errors = fleet.ask("save", SaveRequest(run=self._paths.name, attempt=attempt), names=[name])
+            if answers:
+                return
+            self._say(f"{name} could not be asked for a checkpoint: {'; '.join(error.message for error in errors.values())}")
 
     def _collect(self) -> None:
         """Gather metrics and write the run's state down, as `homelab status` does."""

@@ -13,8 +13,8 @@ import pytest
 from homelab.controller.attempt import watchdog
 from homelab.controller.base.errors import StoppedError
 from homelab.controller.features.recover import resume_guards
-from homelab.controller.features.supervise import attempt_watch, status_streams, step, supervisor
-from homelab.controller.run import event_log, store, supervisor_lock
+from homelab.controller.features.supervise import attempt_watch, leaving, status_streams, step, supervisor
+from homelab.controller.run import event_log, leave, leave_folder, store, supervisor_lock
 from homelab.controller.run.paths import RunPaths
 from tests import builders
 from tests.fakes import FakeFleet
@@ -187,3 +187,36 @@ def test_a_run_has_one_supervisor(fleet: FakeFleet, paths: RunPaths, monkeypatch
     with supervisor_lock.held(paths):
         assert supervise(fleet, paths) is None
     assert fleet.asked == []
+
+
+def test_both_nodes_are_wanted_so_it_saves_and_waits_and_a_stop_ends_that(
+    fleet: FakeFleet, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """(Trainings that go on without a node are in tests/e2e/test_yield.py.)"""
+    monkeypatch.setattr(leaving, "LOOK_S", 0.01)
+    saved: list[str] = []
+
+    def saves(request: dict[str, Any]) -> dict[str, Any]:
+        saved.append(request["node"])
+        for rank, name in enumerate(NAMES):
+            fleet.nodes[name].say(builders.raw_status(rank=rank, step=8, checkpoint=8))
+        return {}
+
+    law = builders.recipe()
+    store.write_json(paths.run_json, store.read_object(paths.run_json) | {"recipe": law.model_dump(mode="json", exclude_unset=True)})
+    fleet.answer("save", saves)
+    future = begun(fleet, paths)
+    until(lambda: all(node.opened for node in fleet.nodes.values()))
+    for name in NAMES:
+        leave_folder.write(paths.root.parent, leave.Leave(node=name, since=time.time()))
+    until(lambda: bool(events(paths, "waiting")))
+    assert len(saved) == 1, "one node is asked, and its ranks tell the others"
+    asked = len(fleet.asked)
+    assert [line["kind"] for line in events(paths, "restart")] == ["leave"] and not events(paths, "trouble")
+    assert sorted(line["node"] for line in events(paths, "given-back")) == sorted(NAMES)
+    time.sleep(0.3)
+    assert len(fleet.asked) == asked, "nobody disturbs the owners"
+    assert len(events(paths, "waiting")) == 1
+    assert store.read_object(paths.supervisor_json)["restarts"] == []
+    store.set_state(paths, "stopping", 1, intent="stopping")
+    assert future.result(timeout=20) == "stopped"

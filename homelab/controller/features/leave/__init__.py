@@ -1,0 +1,1 @@
+"""A node that its owner wants for something else: asked for by `homelab yield`."""
