@@ -22,7 +22,7 @@ SHIPPED = Path(__file__).parents[2] / "cluster.toml"
 # What each command needs beside the cluster file to come as far as its machines.
 WORDS = {
     "preflight": [], "plan": ["law.toml"], "launch": ["law.toml"], "run": ["--", "python", "train.py"], "doctor": ["tower"], "bench": ["suite.toml"],
-    "merge": ["RUN"], "push": ["RUN", "me/model"], "compare": ["A", "B"], "track": ["RUN", "--to", "tensorboard"],
+    "merge": ["RUN"], "push": ["RUN", "me/model"], "compare": ["A", "B"], "track": ["RUN", "--to", "tensorboard"], "yield": ["tower"],
 }  # fmt: skip
 
 
