@@ -70,11 +70,7 @@ class KnownKeys:
 
     def counts(self, attempt: int) -> dict[int, int]:
         """Rank -> how many lines of this attempt are known."""
-        counts: Counter[int] = Counter()
-        for (of, rank), count in self._counts.items():
-            if of == attempt:
-                counts[rank or 0] += count  # a line that a damaged file has shortened may have no rank
-        return dict(counts)
+        return {rank or 0: count for (of, rank), count in self._counts.items() if of == attempt}
 
     def are_undone(self, resumed: Mapping[int, int], newer: KnownKeys) -> bool:
         """Whether any of them is undone, where `newer` are known, too."""

@@ -122,12 +122,15 @@ def lines_of(paths: RunPaths) -> Iterator[Line]:
 
 
 def as_metric(line: Line) -> Metric | None:
-    """None for what a damaged file holds: the nodes give it again."""
+    """None for what a damaged file holds: the nodes give it again. So a line that has lost whose it is does not count as one of the first rank's,
+    which would then never be asked for.
+    """
     try:
         metric = read(Metric, line)
     except ValidationError:
         return None
-    return metric if all(type(line.get(name, 0)) is int for name in ("attempt", "rank", "step")) else None
+    names = ("attempt", "rank") if metric.kind == "note" else ("attempt", "rank", "step")
+    return metric if all(type(line.get(name)) is int for name in names) else None
 
 
 def _without_secrets(line: Line) -> Line:

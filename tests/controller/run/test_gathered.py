@@ -93,10 +93,16 @@ def test_doubles_that_an_older_homelab_left_go_and_what_is_no_line_is_left_out(p
     assert steps_of(paths) == [(1, 1), (1, 2)]
 
 
-def test_a_line_that_has_lost_its_rank_counts_beside_those_of_the_first_rank(paths: RunPaths) -> None:
-    whole = [json.dumps(train(1, step)) for step in (1, 2, 3)]
-    paths.metrics_jsonl.write_text("\n".join(whole) + '\n{"kind": "train", "attempt": 1}\n')
-    assert Gathered(paths).known.counts(1) == {0: 4}
+@pytest.mark.parametrize("lost", ["attempt", "rank", "step"])
+def test_a_line_that_has_lost_whose_it_is_is_asked_for_again(paths: RunPaths, lost: str) -> None:
+    """A rank's lines are asked for from a number on: one that counts by mistake would hide one that was never here."""
+    lines = [train(1, step) for step in (1, 2, 3)]
+    shortened = {name: value for name, value in lines[2].items() if name != lost}
+    paths.metrics_jsonl.write_text("".join(json.dumps(line) + "\n" for line in (*lines[:2], shortened)))
+    gathered, kept_lines = kept(paths)
+    assert gathered.known.counts(1) == {0: 2} and kept_lines == lines[:2]
+    gathered.add(lines[2:], {1: 0})
+    assert gathered.known.counts(1) == {0: 3} and kept_lines == lines
 
 
 def test_a_file_that_cannot_be_written_ends_nothing(paths: RunPaths) -> None:
