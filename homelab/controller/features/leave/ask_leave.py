@@ -143,11 +143,14 @@ def _told_elsewhere(fleet: Fleet, runs: Sequence[RunPaths], one: Leave) -> dict[
 
 
 def _refuse_unsupervised(paths: RunPaths, one: Leave) -> None:
-    """Raises HomelabError where nobody looks after the run. A supervisor that may be on its way, after a launch, is waited for."""
-    deadline = time.monotonic() + ownership.STILL_S
+    """Raises HomelabError where nobody looks after the run. A supervisor that may be on its way, after a launch, is waited for, but not for ever:
+    that launch may be stopped.
+    """
+    began_s = time.monotonic()
     while not supervisor_lock.is_held(paths):
-        record = store.read_object(paths.supervisor_json)
-        if record.get("wanted") is False or (time.monotonic() > deadline and not supervisor_record.is_under_way(record)):
+        record, waited_s = store.read_object(paths.supervisor_json), time.monotonic() - began_s
+        most_s = FREE_S if supervisor_record.is_under_way(record) else ownership.STILL_S
+        if record.get("wanted") is False or waited_s > most_s:
             break
         if run_folder.state_of(paths) in FINISHED:
             return

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import aclosing
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from homelab.controller.base.errors import BusyError, HomelabError, InputError
 from homelab.controller.base.hint import Hint, homelab
-from homelab.controller.features.web import page_values, posted
+from homelab.controller.features.web import event_stream, page_values, posted
 from homelab.controller.features.web.act_words import Act
 from homelab.controller.features.web.observer import Observer
 from homelab.controller.features.web.posted import Name, Posted
-from homelab.controller.features.web.run_acts import RunAct, RunActs
+from homelab.controller.features.web.run_acts import RunActs
 from homelab.controller.run import store
 
 OPEN = "This page is open to your network without encryption, so its buttons do not act: type the command."
@@ -51,13 +49,7 @@ class ActRequests:
             begun = self._acts.begin(wanted.run, wanted.act)
         except HomelabError as error:
             return _refused(409 if isinstance(error, BusyError) else 404 if isinstance(error, InputError) else 503, error)
-        headers = {"x-accel-buffering": "no"}
-        return StreamingResponse(self._lines(begun), media_type="application/x-ndjson", headers=headers)
-
-    async def _lines(self, begun: RunAct) -> AsyncIterator[bytes]:
-        async with aclosing(self._acts.follow(begun)) as events:
-            async for event in events:
-                yield (json.dumps(event, ensure_ascii=False) if event else "").encode("utf-8", "replace") + b"\n"
+        return event_stream.answer(event_stream.follow(begun.events))
 
 
 def _refused(status: int, error: HomelabError) -> Response:

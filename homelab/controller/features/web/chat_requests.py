@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, Response
 
 from homelab.controller.base.errors import BusyError, HomelabError
-from homelab.controller.features.web import posted
+from homelab.controller.features.web import event_stream, posted
 from homelab.controller.features.web.page_chats import PageChat, PageChats
 from homelab.controller.features.web.posted import Kind, Name, Posted
 
@@ -50,13 +48,7 @@ class ChatRequests:
     async def begin(self, request: Request) -> Response:
         """A stream with one event a line. The conversation lives as long as it does; a refusal is an event of it."""
         wanted = await _read(request, Beginning)
-        headers = {"x-accel-buffering": "no"}
-        return StreamingResponse(self._lines(wanted), media_type="application/x-ndjson", headers=headers)
-
-    async def _lines(self, wanted: Beginning) -> AsyncIterator[bytes]:
-        async with aclosing(self._chats.follow(wanted.run, _MODELS[wanted.model])) as events:
-            async for event in events:
-                yield (json.dumps(event, ensure_ascii=False) if event else "").encode("utf-8", "replace") + b"\n"
+        return event_stream.answer(self._chats.follow(wanted.run, _MODELS[wanted.model]))
 
     async def ask(self, request: Request) -> Response:
         """The next question; its answer comes in the stream."""

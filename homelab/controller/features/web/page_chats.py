@@ -8,16 +8,16 @@ import secrets
 import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Any
 
 from homelab.controller.base.errors import BusyError, HomelabError, InputError, UnreachableError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.features.chat.conversation import Left, NodeConversation, begin
 from homelab.controller.features.chat.dialogue import Dialogue
-from homelab.controller.features.web import unforeseen
+from homelab.controller.features.web import event_stream, unforeseen
+from homelab.controller.features.web.event_stream import Event
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import run_lookup
 
@@ -26,11 +26,7 @@ MOST_QUESTIONS = 100
 SILENT_S = 600.0  # without a question: then the node has its memory back
 _NODE_MORE_S = 60.0  # than that, by its own clock, where this machine can no longer tell it
 _LOOK_S = 0.25
-_QUIET_S = 5.0  # a stream says a word at least so often, so that both sides notice its end
 _END_S = 2.0  # a conversation that ends waits for its node, which may be silent
-
-Event = dict[str, Any]
-"""One thing that a page is told, by its only key (beside "chat", the name of the conversation)."""
 
 
 class PageChat:
@@ -172,15 +168,9 @@ class PageChats:
         self._chats[chat.name] = chat
         try:
             yield {"chat": chat.name}
-            while True:
-                try:
-                    event = await asyncio.wait_for(chat.events.get(), _QUIET_S)
-                except TimeoutError:
-                    yield None
-                    continue
-                if event is None:
-                    return
-                yield event
+            async with aclosing(event_stream.follow(chat.events)) as events:
+                async for event in events:
+                    yield event
         finally:
             chat.leave()
 

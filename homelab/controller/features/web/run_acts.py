@@ -9,29 +9,29 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
-from typing import IO, Any
+from collections.abc import Callable
+from typing import IO
 
 from homelab.controller.base.errors import BusyError, HomelabError
 from homelab.controller.base.hint import Command, Hint, Options, homelab
 from homelab.controller.base.sanitize import plain, shortened
 from homelab.controller.features.web import act_words
 from homelab.controller.features.web.act_words import Act
+from homelab.controller.features.web.event_stream import Event
 from homelab.controller.run import hub_token
 
 MOST_LINES, MOST_LINE = 1000, 500  # that a page is told
 _MOST_KEPT = 200  # of the last ones, for the error
 _BLOCK = 1 << 16
 _LOOK_S = 0.1
-_QUIET_S = 5.0  # a stream says a word at least so often, so that both sides notice its end
 _END_S = 3.5  # a command ends by itself 4.5 s after SIGTERM at the latest (`homelab.controller.run.signals`)
-
-Event = dict[str, Any]
-"""One thing that a page is told, by its only key: `began`, `line`, or `ended`."""
 
 
 class RunAct:
-    """One command. What it says goes into a file that has no name, so that it never waits for a reader, and goes on without one."""
+    """One command; its events are `began`, a `line` each, and `ended`.
+
+    What it says goes into a file that has no name, so that it never waits for a reader, and goes on without one.
+    """
 
     def __init__(self, command: Command) -> None:
         self.command = command
@@ -116,19 +116,6 @@ class RunActs:
             del self._under_way[run]
             self._ended(run)
             act.events.put_nowait(None)
-
-    @staticmethod
-    async def follow(act: RunAct) -> AsyncGenerator[Event | None, None]:
-        """What is told of it, until its end; None says only that we are there."""
-        while True:
-            try:
-                event = await asyncio.wait_for(act.events.get(), _QUIET_S)
-            except TimeoutError:
-                yield None
-                continue
-            if event is None:
-                return
-            yield event
 
     async def close(self) -> None:
         """End them as `kill` ends the command, and let none begin; `cut` names them."""
