@@ -11,7 +11,7 @@ import pytest
 from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.features.leave import ask_leave
 from homelab.controller.features.leave.ask_leave import Left
-from homelab.controller.run import event_log, events, leave_folder, store, supervisor_lock
+from homelab.controller.run import event_log, events, leave_folder, store, supervisor_lock, supervisor_record
 from homelab.controller.run.leave import Leave
 from homelab.controller.run.paths import RunPaths
 from tests import builders
@@ -100,6 +100,16 @@ def test_a_run_without_a_supervisor_says_what_to_type(fleet: FakeFleet, paths: R
     for command in (f"homelab supervise {run}", f"homelab stop {run}", f"homelab recover {run} --nodes laptop"):
         assert command in raised.value.hint
     assert "tower" in leave_folder.lasting(paths.root.parent), "no later run takes it"
+
+
+def test_a_launch_that_is_stopped_is_not_waited_for_without_end(fleet: FakeFleet, paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-Z: its process lives, and will leave no supervisor."""
+    monkeypatch.setattr(ask_leave, "_LOOK_S", 0.01)
+    monkeypatch.setattr(ask_leave, "FREE_S", 0.2)
+    supervisor_record.record_holder(paths, supervisor_record.LAUNCHING, wants_supervisor=True)
+    fleet.answer("supervisor-look", {"supervisor": None, "owner": {}})
+    with pytest.raises(HomelabError, match="has no supervisor here that could leave tower"):
+        ask_leave.give_back(fleet, paths.root.parent, ask_leave.wish("tower", "", "", time.time()), say)
 
 
 def test_a_supervisor_that_is_on_its_way_is_waited_for(fleet: FakeFleet, paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
