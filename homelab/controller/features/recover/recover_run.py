@@ -79,7 +79,10 @@ def recover_run(fleet: Fleet, request: RecoverRequest, view: RecoverView) -> Run
             placement = SupervisorPlacement(request.supervise if described.recipe.recovery.auto else "no")
             exclusive.enter_context(supervisor_record.exclusive(paths, wants_supervisor=placement.is_wanted))
             _refuse_supervised(fleet, paths)
-            leave_folder.refuse(request.runs_dir, request.nodes, f"recover {paths.name}")
+            again = (
+                " --from-scratch" if request.from_scratch == "always" else ""
+            )  # else it and the error that names it would lead in a circle
+            leave_folder.refuse(request.runs_dir, request.nodes, f"recover {paths.name}{again}")
             names = [node.name for node in fleet.cluster.nodes]
             claim = exclusive.enter_context(claims.claimed(fleet, paths.name, names, "recovered by hand", age_s=request.age_s))
             examination = examine.examine(fleet, paths, say)
