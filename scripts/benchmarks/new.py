@@ -116,8 +116,14 @@ def _trained(name: str, place: Path, environment: dict[str, str]) -> list[dict[s
     homelab("queue", "add", f"{name}.toml")
     by_hand = ("--set", f"train.learning_rate={','.join(_RATES)}", "--set", f"train.epochs={','.join(_EPOCHS)}")
     homelab("queue", "add", f"{name}.toml", *by_hand)
-    homelab("queue", "run")
-    done = sorted((place / "runs" / "queue" / "done").glob("*.json"))
+    queue = place / "runs" / "queue"
+    try:
+        homelab("queue", "run")
+    finally:  # of a benchmark that is ended: its training has a supervisor of its own
+        for job in (queue / "running").glob("*.json"):
+            if run := json.loads(job.read_text(encoding="utf-8"))["run"]:
+                homelab("stop", run)
+    done = sorted((queue / "done").glob("*.json"))
     jobs = [json.loads(file.read_text(encoding="utf-8")) for file in done]
     if len(jobs) != 1 + len(_RATES) * len(_EPOCHS):
         raise SystemExit(f"error: {len(jobs)} jobs are done\n{homelab('queue')}")

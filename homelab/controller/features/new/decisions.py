@@ -11,7 +11,8 @@ Sources, by the short names that stand in a recipe:
     LIMA      Zhou et al., 2023, arXiv:2305.11206: fifteen passes over a thousand rows.
     Alpaca    Taori et al., 2023, github.com/tatsu-lab/stanford_alpaca: three passes over 52 thousand rows.
     Unsloth   unsloth.ai/docs, guide to the hyperparameters of LoRA: one to three passes, 5 to 10 % of the steps as warm-up, rank 16 or 32.
-    Measured  `scripts/bench new`: 55 to 150 rows, the recipe beside nine by hand; questions and answers gained until eight passes, texts until two.
+    Measured  `scripts/bench new`: 55 to 150 rows on a model of 135 million weights, the recipe beside others by hand; questions and answers gained
+              until eight passes, texts until two.
 """
 
 from __future__ import annotations

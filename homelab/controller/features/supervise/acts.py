@@ -114,10 +114,11 @@ class Resume:
 
 @dataclass(frozen=True)
 class WaitBeforeRetry:
-    """`error`: what is in the way, None where that was said before."""
+    """`error`: what is in the way, None where that was said before. `is_for_owner`: an owner's wish is, and nothing else: no news to the owner."""
 
     seconds: float
     error: Failed | None = None
+    is_for_owner: bool = False
 
 
 @dataclass(frozen=True)

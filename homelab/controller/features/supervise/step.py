@@ -194,7 +194,7 @@ def _decide(state: State, recovering: Recovering, observation: Observation, halt
         return state, acts.End("stopped")
     if because := leaving.why_waits(away, halted.nodes, halted.indispensable):
         hint = Hint("nothing is needed: it goes on by itself; to take the node back now: {}", homelab("yield", min(away), "--back"))
-        return _wait(state, recovering, observation, Failed("other", because, hint, because), math.inf)
+        return _wait(state, recovering, observation, Failed("other", because, hint, because), math.inf, is_for_owner=True)
     state = replace(state, recovering=replace(recovering, decision=decision))
     exclude = tuple(dict.fromkeys((*decision.exclude, *sorted(away))))
     why_not = [decision.because] if decision.exclude or not away else []
@@ -227,7 +227,9 @@ def _failed(state: State, recovering: Recovering, observation: Observation, erro
     return _wait(state, recovering, observation, error, RETRY_S[min(recovering.tries, len(RETRY_S) - 1)])
 
 
-def _wait(state: State, recovering: Recovering, observation: Observation, error: Failed, seconds: float) -> Step:
+def _wait(
+    state: State, recovering: Recovering, observation: Observation, error: Failed, seconds: float, *, is_for_owner: bool = False
+) -> Step:
     """Try again after this time. While nodes are with their owners it is looked more often whether one has come back."""
     away = frozenset(observation.away)
     waiting = replace(
@@ -239,7 +241,7 @@ def _wait(state: State, recovering: Recovering, observation: Observation, error:
     )  # fmt: skip
     # Once, not twice a minute all night.
     return replace(state, phase="waiting", recovering=waiting), acts.WaitBeforeRetry(
-        min(seconds, leaving.LOOK_S) if away else seconds, error if error.message != recovering.said else None
+        min(seconds, leaving.LOOK_S) if away else seconds, error if error.message != recovering.said else None, is_for_owner
     )
 
 

@@ -202,7 +202,7 @@ class Supervisor:
             self._say(f"cannot continue yet: {act.error.text}")
             event_log.append(self._paths, event("waiting", self._plan.attempt, message=act.error.message, hint=act.error.hint))
             self._write("recovering", f"waiting: {act.error.message}")
-            if not self._leaves.away:  # what an owner has typed is no news to the owner
+            if not act.is_for_owner:
                 self._notifier.tell("needs you", f"it cannot continue yet: {act.error.message}\n{act.error.hint}")
         time.sleep(act.seconds)
 

@@ -116,6 +116,7 @@ def test_the_only_node_is_waited_for_and_not_disturbed() -> None:
         and act.error.message == f"{SAID}, and no other node is left"
         and "homelab yield laptop --back" in act.error.hint
     )
+    assert act.is_for_owner, "no notice goes out"
     for at_s in (NOW + 1.0, NOW + 3600.0, NOW + WAIT_S + 1.0):
         now, act_then = next_step(now, replace(after(away=AWAY), now_s=at_s))
         assert act_then == WaitBeforeRetry(LOOK_S), "nobody is asked, and it is said once"
