@@ -27,7 +27,12 @@ DECIDED = {
     "plan": {"15 %": "TIGHT", "5 %": "TIGHT after a dry run; the gain of one machine more"},
     "preflight": {"6 GB": "an example", "15 minutes": "torch's default"},
     "recipe": {"8 GB": "a card", "15 %": "the least that an old card must add", "0.0001": "the least gain", "1.16": "a version"},
-    "recovery": {"3.5 %": "the most that checkpoints may take", "3.11": "a version"},
+    "recovery": {
+        "3.5 %": "the most that checkpoints may take",
+        "3.11": "a version",
+        "20 seconds": "_STANDBY_AFTER_S",
+        "1 GB": "RANK_BYTES",
+    },
     "web": {"10 minutes": "SILENT_S"},
     "too-large": {"8 and 8 GB": "cards", "1 Gbit/s": "a wire"},
 }

@@ -13,6 +13,7 @@ from homelab.lab import cgroup, nodes, procfs
 from homelab.lab.lab_state import LabNode, LabState
 from homelab.lab.nodes import Backend
 from homelab.lab.tools import machine_lock
+from homelab.shared.protocol import files, waiting_mark
 
 FAULTS = {
     "kill-worker": "kill -9 of one training process",
@@ -141,7 +142,8 @@ def worker_of(backend: Backend, state: LabState, node: LabNode) -> int:
     ranks = {}
     for pid in backend.processes(state, node):
         environment = procfs.environment(pid)
-        if "HOMELAB_RUN" in environment and environment.get("LOCAL_RANK", "").isdigit():
+        waits = waiting_mark.waits(is_marked=waiting_mark.VARIABLE in environment, name=files.text(f"/proc/{pid}/comm"))
+        if "HOMELAB_RUN" in environment and environment.get("LOCAL_RANK", "").isdigit() and not waits:
             ranks[pid] = int(environment["LOCAL_RANK"])
     parents = {pid: process.parent for pid in ranks if (process := procfs.read(pid))}
     top = [pid for pid, parent in parents.items() if parent not in ranks]

@@ -12,7 +12,7 @@ _OLDEST = (3, 9)
 def main() -> int:
     """Check the version of this Python, then answer one verb."""
     # a first line of our own: what this Python itself prints on start (sitecustomize) comes before it
-    if len(sys.argv) > 2 and sys.argv[1] != "watch":
+    if len(sys.argv) > 2 and sys.argv[1] not in ("watch", "standby"):
         sys.stdout.write(sys.argv[2] + "\n")
         sys.stdout.flush()
     if sys.version_info < _OLDEST:

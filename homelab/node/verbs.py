@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from homelab.shared.protocol.files import JsonObject
 
+_OWN_PARTS = ("watch", "standby", "ranks")  # our own detached parts, no questions
 _WRITERS = ("start", "receive-file", "receive-checkpoint")
 
 
@@ -48,11 +49,11 @@ class _Covered:
 
 def answer(verb: str) -> int:
     """Answer one verb on stdout; the exit code."""
-    if verb == "watch":  # our own detached part, not a question
-        from homelab.node.run import torchrun
+    if verb in _OWN_PARTS:
+        from homelab.node.run import rank_launcher, standby_holder, torchrun
 
-        torchrun.watch(sys.argv[2])
-        return 0
+        part: Any = {"watch": torchrun.watch, "standby": standby_holder.hold, "ranks": rank_launcher.main}[verb]
+        return part(*sys.argv[2:]) or 0
     try:
         sys.stdout = _Covered(sys.stdout)
         line = sys.stdin.buffer.readline()

@@ -13,6 +13,7 @@ from homelab.controller.base.errors import HomelabError, StoppedError, Supersede
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.say import Say
 from homelab.controller.config.cluster import Node
+from homelab.controller.config.recipe import Recipe
 from homelab.controller.launchers.torchrun_ssh import by_hand
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.fanout import Fleet, on_all
@@ -26,6 +27,8 @@ from homelab.shared.protocol.message import fields
 from homelab.shared.protocol.run_requests import StartRequest, StopRequest, UndoRequest
 
 _UNDO_S = 8.0
+# The imports take some seconds of two cores, which a short run and the first steps of a long one do not have to spare.
+_STANDBY_AFTER_S = 20.0
 _READ_S = 1800.0  # a node reads a large file to its end before it says that it has it
 BY_HAND = {"by_hand": True}  # an earlier claim of the run may not start it any more
 
@@ -89,15 +92,20 @@ def _not_here(name: str, item: RecipeInput, changed: str | None) -> HomelabError
     )
 
 
-def start(fleet: Fleet, claim: Claim, plan: Plan, run_json: Mapping[str, Any], material: list[RecipeInput], say: Say) -> None:
-    """Start torchrun on every node of the plan. When one refuses, what this claim has started on the others is stopped and its error is raised:
-    never what somebody else has.
+def start(
+    fleet: Fleet, claim: Claim, plan: Plan, recipe: Recipe, run_json: Mapping[str, Any], material: list[RecipeInput], say: Say
+) -> None:
+    """Start torchrun on every node of the plan; from the second attempt on our ranks without it (`homelab.node.run.rank_launcher`).
 
+    When one refuses, what this claim has started on the others is stopped and its error is raised: never what somebody else has.
     The same holds for Ctrl-C, which counts when every node has answered: nothing is left running by a start that did not
     come to its end, and a start that is still on its way could not be stopped.
     """
     names = [node.name for node in plan.nodes]
     secrets = hub_token.to_send()
+    is_own_worker = recipe.script is None
+    # Importing Unsloth takes the card.
+    prepares = recipe.script is None and recipe.recovery.auto and recipe.recovery.standby and recipe.method.backend != "unsloth"
 
     def one(name: str) -> dict[str, Any]:
         node = plan.node(name)
@@ -110,6 +118,9 @@ def start(fleet: Fleet, claim: Claim, plan: Plan, run_json: Mapping[str, Any], m
             environment=node.environment,
             secrets=secrets,
             token=claim.token,
+            program=(node.command[0], "-m", "homelab.worker") if is_own_worker else (),
+            direct=is_own_worker and plan.attempt > 1,
+            standby_after_s=_STANDBY_AFTER_S if prepares else None,
         )
         return fleet.agent(name).ask("start", request, timeout_s=30.0)
 

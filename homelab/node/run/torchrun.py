@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
-from homelab.node.run import attempt_records, claims, energy_meter, isolation_guard, secret_files
+from homelab.node.run import attempt_records, claims, energy_meter, isolation_guard, rank_launcher, secret_files, standby
 from homelab.node.storage import program_checkpoints
 from homelab.node.system import boot_clock, processes, programs, utilisation
 from homelab.shared.protocol import files, layout, message
@@ -49,7 +49,9 @@ def start(request: StartRequest) -> Done:
     return Done()
 
 
-def _start_watcher(request: StartRequest, run: str, attempt: int, folder: str, node_dir: str) -> subprocess.Popen[bytes]:
+def _start_watcher(
+    request: StartRequest, run: str, attempt: int, folder: str, node_dir: str
+) -> subprocess.Popen[bytes] | standby.ToldHolder:
     if os.path.exists(os.path.join(node_dir, "agent.json")):
         raise claims.RefusedError("taken", f"attempt {attempt} of {run} was started on this node already", claims.see(run))
     newest = (paths.attempts(folder) or [0])[-1]
@@ -61,14 +63,22 @@ def _start_watcher(request: StartRequest, run: str, attempt: int, folder: str, n
     if request.run_json.get("recipe", {}).get("script"):
         program_checkpoints.restore(folder, int(request.plan_json.get("resume_step") or 0))
     secret_files.put(folder, request.secrets)
-    start = {"command": request.command, "environment": request.environment, "run": run, "node": request.node}
-    files.write_json(os.path.join(node_dir, "start.json"), dict(start, attempt=attempt, token=request.token))
+    start = {"command": request.command, "environment": request.environment, "run": run, "node": request.node, "attempt": attempt}
+    ranks = [
+        {"rank": rank["rank"], "local_rank": rank["local_rank"]}
+        for rank in attempt_records.plan(folder, attempt)["ranks"]
+        if rank["node"] == request.node
+    ]
+    start = {**start, "program": request.program, "direct": request.direct, "standby_after_s": request.standby_after_s, "ranks": ranks}
+    files.write_json(os.path.join(node_dir, "start.json"), dict(start, token=request.token))
+    if request.direct and (waiting := standby.take(folder, start, node_dir)) is not None:
+        return waiting
     own = {"HOMELAB_RUN": run, "HOMELAB_NODE": request.node, "HOMELAB_ATTEMPT": str(attempt), "HOMELAB_RUN_DIR": folder}
     with open(os.path.join(node_dir, "agent.log"), "ab") as log:
         return programs.detached([sys.executable, "-m", "homelab.node", "watch", node_dir], folder, {**os.environ, **own}, log)
 
 
-def _wait_for_torchrun(watcher: subprocess.Popen[bytes], node_dir: str) -> None:
+def _wait_for_torchrun(watcher: subprocess.Popen[bytes] | standby.ToldHolder, node_dir: str) -> None:
     """Until torchrun runs. Raises OSError where it does not."""
     deadline = time.monotonic() + 20.0
     while time.monotonic() < deadline:
@@ -87,8 +97,8 @@ def _wait_for_torchrun(watcher: subprocess.Popen[bytes], node_dir: str) -> None:
     raise OSError(f"the agent did not start torchrun within 20 s; see {os.path.join(node_dir, 'agent.log')}")
 
 
-def watch(node_dir: str) -> None:
-    """Run torchrun as described in `node_dir`/start.json until it ends; then write exit.json.
+def watch(node_dir: str, waiting: subprocess.Popen[bytes] | None = None) -> None:
+    """Run torchrun as described in `node_dir`/start.json until it ends; then write exit.json. `waiting`: a `rank_launcher` that has prepared it.
 
     Exits with the number of the error where the disk refuses: what cannot be written down must not run on unseen.
     """
@@ -100,7 +110,7 @@ def watch(node_dir: str) -> None:
     folder = os.environ["HOMELAB_RUN_DIR"]
     workdir = os.path.dirname(os.path.dirname(folder))
     try:
-        child = _torchrun(plan, folder, node_dir)
+        child = _torchrun(plan, folder, node_dir, waiting)
     except (OSError, ValueError) as error:
         secret_files.remove(folder)
         _write_exit(node_dir, Exit(returncode=127, ended_at=time.time(), error=str(error)))
@@ -113,10 +123,10 @@ def watch(node_dir: str) -> None:
         secret_files.remove(folder)
         sys.exit(error.errno or 1)
     guard = isolation_guard.Guard(workdir, plan["run"], plan["attempt"], plan["node"])
-    with isolation_guard.awake(plan["run"]), energy_meter.Meter(node_dir), guard:
+    with isolation_guard.awake(plan["run"]), energy_meter.Meter(node_dir), guard, standby.Preparing(plan, folder, node_dir):
         returncode = child.wait()
     # Workers that survive a killed torchrun would hold the card and the port.
-    processes.end_run(plan["run"], workdir, plan["node"], grace_s=5.0, spare=(os.getpid(),))
+    processes.end_run(plan["run"], workdir, plan["node"], grace_s=5.0, spare=(os.getpid(),), standbys=returncode == 0)
     secret_files.remove(folder)
     end = Exit(
         returncode=returncode if returncode >= 0 else None,
@@ -128,8 +138,8 @@ def watch(node_dir: str) -> None:
     _write_exit(node_dir, end)
 
 
-def _torchrun(plan: JsonObject, folder: str, node_dir: str) -> subprocess.Popen[bytes]:
-    """Start torchrun with the paths of the run's secrets and the plan's variables. Raises OSError or ValueError."""
+def _torchrun(plan: JsonObject, folder: str, node_dir: str, waiting: subprocess.Popen[bytes] | None) -> subprocess.Popen[bytes]:
+    """Start torchrun, or what stands in its place, with the paths of the run's secrets and the plan's variables. Raises OSError or ValueError."""
     environment = secret_files.environment_of(folder, {**os.environ, **plan["environment"]})
     if program_checkpoints.is_program(folder):
         environment[program_checkpoints.LAST] = program_checkpoints.last_path(folder)
@@ -137,6 +147,8 @@ def _torchrun(plan: JsonObject, folder: str, node_dir: str) -> subprocess.Popen[
     environment["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(node_dir, "nccl-trace-")
     if _takes_pipes(node_dir):
         environment["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = os.path.join(node_dir, "nccl-dump-")
+    if plan.get("direct"):
+        return rank_launcher.begin(rank_launcher.order(plan, environment, folder, node_dir), waiting)
     with open(os.path.join(node_dir, "out.log"), "ab") as out, open(os.path.join(node_dir, "err.log"), "ab") as err:
         return programs.detached(plan["command"], folder, environment, out, err)
 
@@ -209,7 +221,9 @@ def _stop_everywhere(request: StopRequest) -> Stopped:
 
 def _stop(request: StopRequest) -> Stopped:
     folder, node = paths.run_dir(request.workdir, request.run), layout.checked(request.node)
-    outcome = processes.end_run(request.run, request.workdir, node, grace_s=request.grace_s, ranks=attempt_records.rank_pids(folder))
+    is_recovery = request.token is not None  # what waits for the next attempt is for it
+    ranks = attempt_records.rank_pids(folder)
+    outcome = processes.end_run(request.run, request.workdir, node, grace_s=request.grace_s, ranks=ranks, standbys=not is_recovery)
     if outcome.asked:
         utilisation.wait_for_cards()
     secret_files.remove(folder)

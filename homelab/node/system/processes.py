@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
+from homelab.shared.protocol import files, waiting_mark
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,6 +61,12 @@ def namespace() -> str:
         return ""
 
 
+def rename(name: str) -> None:
+    """Give this process a name (`homelab.shared.protocol.waiting_mark`)."""
+    with open("/proc/self/comm", "w") as stream:
+        stream.write(name)
+
+
 def born(pid: int) -> int | None:
     """When a process began, in ticks of the kernel (it names one process for ever, with its number); None once it holds nothing any more.
 
@@ -98,8 +105,8 @@ def run_of(pid: int) -> str | None:
     return None
 
 
-def of_runs(workdir: str, node: str) -> dict[str, list[int]]:
-    """All live processes of any run that has its folder in this workdir: {run name: [pid, ...]}."""
+def of_runs(workdir: str, node: str, *, standbys: bool = False) -> dict[str, list[int]]:
+    """All live processes of any run that has its folder in this workdir: {run name: [pid, ...]}. With `standbys` also those that only wait."""
     pids_of: dict[str, list[int]] = {}
     home = os.path.realpath(paths.expand(workdir))
     for name in os.listdir("/proc"):
@@ -110,7 +117,8 @@ def of_runs(workdir: str, node: str) -> dict[str, list[int]]:
             continue
         entries = dict(word.partition(b"=")[::2] for word in words)
         run = entries.get(b"HOMELAB_RUN", b"").decode("utf-8", "replace")
-        if run and _is_here(entries, home, node) and is_alive(int(name)):
+        waits = waiting_mark.waits(is_marked=waiting_mark.VARIABLE.encode() in entries, name=files.text(f"/proc/{name}/comm"))
+        if run and _is_here(entries, home, node) and is_alive(int(name)) and (standbys or not waits):
             pids_of.setdefault(run, []).append(int(name))
     return pids_of
 
@@ -123,9 +131,9 @@ def _is_here(entries: dict[bytes, bytes], home: str, node: str) -> bool:
     return os.path.dirname(os.path.dirname(os.path.realpath(paths.expand(os.fsdecode(folder))))) == home
 
 
-def of_run(run: str, workdir: str, node: str) -> list[int]:
-    """Live processes of one run on this node."""
-    return of_runs(workdir, node).get(run, [])
+def of_run(run: str, workdir: str, node: str, *, standbys: bool = False) -> list[int]:
+    """Live processes of one run on this node. With `standbys` also those that only wait."""
+    return of_runs(workdir, node, standbys=standbys).get(run, [])
 
 
 def signal_all(pids: Iterable[int], number: int) -> None:
@@ -137,9 +145,12 @@ def signal_all(pids: Iterable[int], number: int) -> None:
             continue
 
 
-def end_run(run: str, workdir: str, node: str, grace_s: float = 8.0, spare: Iterable[int] = (), ranks: Any = ()) -> Stopped:
+def end_run(
+    run: str, workdir: str, node: str, grace_s: float = 8.0, spare: Iterable[int] = (), ranks: Any = (), *, standbys: bool = True
+) -> Stopped:
     """End every process of a run: ask, wait at most `grace_s`, kill, and look again until none is left, and none holds a card any more.
 
+    `standbys`: those too that wait for its next attempt.
     `ranks`: numbers of processes that were the run's, wherever they are known from; one that is ending already is waited for, too.
     `left` of the answer is what even SIGKILL did not end within 5 s.
     """
@@ -148,10 +159,10 @@ def end_run(run: str, workdir: str, node: str, grace_s: float = 8.0, spare: Iter
     birth_of = {pid: born(pid) for pid in ranks if is_ending(pid)}
 
     def remaining() -> list[int]:
-        pids = [pid for pid in of_run(run, workdir, node) if pid not in spare]
+        pids = [pid for pid in of_run(run, workdir, node, standbys=standbys) if pid not in spare]
         if not pids:
             time.sleep(0.05)  # a process in execve has no environment for a moment
-            pids = [pid for pid in of_run(run, workdir, node) if pid not in spare]
+            pids = [pid for pid in of_run(run, workdir, node, standbys=standbys) if pid not in spare]
         for pid in pids:
             birth_of.setdefault(pid, born(pid))
         # A process that is ending has no environment any more, but may still hold the card.

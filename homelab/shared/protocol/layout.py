@@ -4,7 +4,7 @@ worker join them to a folder of theirs; no other file spells them.
     WORKDIR/runs/RUN/             run.json, checkpoints/, final/, profiles/, tensorboard/; saved/ is for what a program of one's own saves
         attempts/N/               plan.json
             nodes/NODE/           start.json, exit.json, energy.json, logs; save.json while a checkpoint is asked for
-            ranks/RANK/           heartbeat.json, metrics.jsonl, samples.jsonl, error.json
+            ranks/RANK/           heartbeat.json, metrics.jsonl, samples.jsonl, modules.json, error.json
     WORKDIR/supervised/RUN/       a supervisor that was placed on this node
     WORKDIR/data/DIGEST/          files shipped from the controller
     WORKDIR/speeds/               measured speeds
@@ -31,6 +31,7 @@ ENERGY_JSON = "energy.json"
 HEARTBEAT_JSON = "heartbeat.json"
 ERROR_JSON = "error.json"
 METRICS_JSONL = "metrics.jsonl"
+MODULES_JSON = "modules.json"
 SUPERVISOR_JSON = "supervisor.json"
 SUPERVISOR_LOCK = "supervisor.lock"
 SUPERVISOR_LOG = "supervisor.log"

@@ -35,7 +35,10 @@ class ReleaseRequest(RunRequest):
 
 
 class StartRequest(RunRequest):
-    """`start`. `token`: of the claim on the run; None for nobody's."""
+    """`start`. `token`: of the claim on the run; None for nobody's. `program`: of a rank, where homelab may start it without
+    torchrun: `direct` does it now, and so long after the first steps of this attempt the node prepares it
+    for the next one (None: not at all).
+    """
 
     attempt: Attempt
     run_json: Json
@@ -44,6 +47,9 @@ class StartRequest(RunRequest):
     environment: Variables
     secrets: Variables = {}
     token: Optional[Token] = None
+    program: Annotated[tuple[str, ...], Longest(100)] = ()
+    direct: bool = False
+    standby_after_s: Optional[Duration] = None
 
 
 class StopRequest(RunRequest):

@@ -53,6 +53,7 @@ class Recovery:
     max_restarts: Annotated[int, AtLeast(0)] = 5
     min_nodes: Annotated[int, AtLeast(1)] = 1
     rejoin: Literal["next-checkpoint", "never"] = "next-checkpoint"
+    standby: bool = True
     log_policies: tuple[LogPolicy, ...] = _LOG_POLICIES
 
 

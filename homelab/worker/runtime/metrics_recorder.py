@@ -7,6 +7,7 @@ import json
 import math
 import os
 import resource
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -32,6 +33,7 @@ class Recorder:
         self._phase = phases.STARTING
         self._passes = 0
         self._said_s = -math.inf
+        self._has_trained = False
         task.rank_dir.mkdir(parents=True, exist_ok=True)
         for name in (layout.METRICS_JSONL, "samples.jsonl"):  # of the same attempt: its commands were run by hand a second time
             with contextlib.suppress(FileNotFoundError):
@@ -69,6 +71,9 @@ class Recorder:
 
     def train(self, line: dict[str, Any], samples: dict[str, Any]) -> None:
         """Record a finished optimizer step: what it measured, and which rows of the data this rank trained on."""
+        if not self._has_trained:
+            self._has_trained = True  # and has imported everything, for those to do the same that wait (`waiting_rank`)
+            files.replace(self.task.rank_dir / layout.MODULES_JSON, json.dumps(list(sys.modules)).encode())
         self._metric({"kind": "train", "time": time.time(), "attempt": self.task.attempt, **line})
         _append(self.task.rank_dir / "samples.jsonl", samples)
 

@@ -9,6 +9,7 @@ rank that is dead, frozen or cut off within seconds (`homelab.controller.attempt
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import time
@@ -22,8 +23,29 @@ from homelab.worker.errors import WorkerError
 from homelab.worker.runtime.task import Task
 
 _stores: list[dist.Store] = []  # the store of the process group, once joined
+_hosted: list[dist.Store] = []  # where this process holds it
+# Set by torchrun, which holds the store itself (torch/distributed/elastic/agent/server/local_elastic_agent.py).
+_AGENT = "TORCHELASTIC_RUN_ID"
+_MEETING = datetime.timedelta(minutes=5)  # as torchrun's (`homelab.controller.launchers.torchrun_ssh`)
+_LEAVE_S = 30.0  # for the others to have read what they wait for
 _LEAST_PATIENCE_S = 1800.0
 _GUESS = 3.0  # the estimate for a card that was never measured may be wrong by this factor
+
+
+def host(task: Task) -> None:
+    """Hold the store at which the ranks meet, as rank 0, where no torchrun does (`homelab.node.run.rank_launcher`).
+
+    As soon as it can: who asks for it before it is there tries again only after a second.
+    """
+    if task.rank == 0 and task.world_size > 1 and _AGENT not in os.environ:
+        _hosted.append(_own_store(is_host=True))
+
+
+def _own_store(*, is_host: bool) -> dist.TCPStore:
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(address, port, is_master=is_host, timeout=_MEETING, wait_for_workers=False, multi_tenant=True)
+    store.set_timeout(patience())
+    return store
 
 
 def claim_device(task: Task) -> None:
@@ -61,7 +83,11 @@ def connect(task: Task) -> None:
         return
     os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
     os.environ.setdefault("HOMELAB_PATIENCE_S", str(patience_s(task.plan)))
-    store, rank, size = next(iter(dist.rendezvous("env://", timeout=patience())))
+    store: dist.Store
+    if _AGENT in os.environ:
+        store, rank, size = next(iter(dist.rendezvous("env://", timeout=patience())))
+    else:
+        store, rank, size = _hosted[0] if _hosted else _own_store(is_host=False), task.rank, task.world_size
     _stores.append(dist.PrefixStore(f"homelab/{task.attempt}", store))
     wait_for_all("loaded", size)
     dist.init_process_group(
@@ -79,9 +105,17 @@ def disconnect() -> None:
     """Leave the process group at the end. A group of NCCL is left by the end of the process: taking it down waits for the card and for threads
     (ProcessGroupNCCL::shutdown), and a finished rank that stalls there would look like one that hangs.
     """
+    waits_for = dist.get_world_size() if _hosted else 0
     if dist.is_initialized() and dist.get_backend() != "nccl":
         dist.destroy_process_group()
+    if _stores and _AGENT not in os.environ:
+        with contextlib.suppress(dist.DistError):  # all is written: a store that is gone takes nothing away
+            left, deadline = _stores[0].add("left", 1), time.monotonic() + _LEAVE_S
+            while left < waits_for and time.monotonic() < deadline:
+                time.sleep(0.02)
+                left = _stores[0].add("left", 0)
     _stores.clear()
+    _hosted.clear()
 
 
 def wait_for_all(occasion: str, size: int) -> None:

@@ -63,6 +63,7 @@ class Run:
         from homelab.worker.training.checkpointing import Checkpointing
 
         imports.quiet()
+        process_group.host(task)
         if task.is_keeper:
             held.clear(task.checkpoints_dir)
         fault = broadcast.verify_own(task)
@@ -169,8 +170,7 @@ class Run:
 
     def _after_step(self, trainer: ShareTrainer) -> None:
         """An optimizer step is done: write it down, then save and evaluate when it is time."""
-        step = trainer.state.global_step
-        self.recorder.step = step
+        step = self.recorder.step = trainer.state.global_step
         self._record(trainer, step)
         if trainer.change and self.task.rank == 0:
             self.recorder.shares(step, trainer.change)

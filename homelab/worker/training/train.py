@@ -10,13 +10,13 @@ import traceback
 from collections.abc import MutableMapping
 
 from homelab.shared.law import influences
-from homelab.shared.protocol import phases
+from homelab.shared.protocol import phases, waiting_mark
 from homelab.shared.protocol.errors import EXIT_FAILED
 from homelab.worker.errors import WorkerError, first_words
 from homelab.worker.model import unsloth
-from homelab.worker.runtime import imports
+from homelab.worker.runtime import imports, waiting_rank
 from homelab.worker.runtime.metrics_recorder import Recorder
-from homelab.worker.runtime.task import load_task
+from homelab.worker.runtime.task import Task, load_task
 from homelab.worker.training import scheduled
 from homelab.worker.training.run import Run
 
@@ -24,6 +24,9 @@ from homelab.worker.training.run import Run
 def main() -> int:
     """Entry of `python -m homelab.worker`. Returns 0 when the run is done, 1 when training went wrong, 2 for wrong input."""
     try:
+        if waiting_mark.VARIABLE in os.environ:
+            without_odd_variables(os.environ)
+            waiting_rank.wait(load_task(os.environ), _prepare_imports)
         os.environ.update(scheduled.variables(os.environ))
         dropped = without_odd_variables(os.environ)
         task = load_task(os.environ)
@@ -37,10 +40,8 @@ def main() -> int:
         recorder.heartbeat(phases.STARTING)
         if dropped:
             recorder.note(f"law: this node sets {', '.join(dropped)}, which would change the results: not used")
-        eight_bit = task.train.optimizer != "adamw"
-        by_unsloth = task.method.backend == "unsloth"
-        imports.prepare(task.run, bitsandbytes=by_unsloth or eight_bit or task.method.quantisation is not None, unsloth=by_unsloth)
-        if by_unsloth:
+        _prepare_imports(task)
+        if task.method.backend == "unsloth":
             unsloth.begin(task)
         Run(task, recorder).go()
     except WorkerError as error:
@@ -53,6 +54,12 @@ def main() -> int:
         traceback.print_exc()
         return EXIT_FAILED
     return 0
+
+
+def _prepare_imports(task: Task) -> None:
+    eight_bit = task.train.optimizer != "adamw"
+    by_unsloth = task.method.backend == "unsloth"
+    imports.prepare(task.run, bitsandbytes=by_unsloth or eight_bit or task.method.quantisation is not None, unsloth=by_unsloth)
 
 
 def without_odd_variables(environment: MutableMapping[str, str]) -> list[str]:

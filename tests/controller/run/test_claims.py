@@ -58,7 +58,7 @@ def begin(nodes: Nodes, claim: Claim, attempt: int = 1, run: str = RUN) -> None:
         for number, (name, node) in enumerate(nodes.nodes.items())
     ]
     plan = builders.plan([builders.rank_plan(part.node_rank, part.name) for part in parts], run=run, attempt=attempt, nodes=tuple(parts))
-    start.start(nodes, claim, plan, {"name": run, "data": {}}, [], lambda text: None)
+    start.start(nodes, claim, plan, builders.script_recipe(), {"name": run, "data": {}}, [], lambda text: None)
 
 
 def test_of_two_launches_at_once_one_has_all_nodes_and_the_other_stops_nothing(nodes: Nodes) -> None:

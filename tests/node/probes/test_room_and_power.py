@@ -13,7 +13,8 @@ import pytest
 
 from homelab.controller.facts.node import Facts
 from homelab.controller.remote import ship
-from homelab.node.probes import power, python, resources, system, upgrades
+from homelab.node.probes import power, python, resources, upgrades
+from homelab.node.system import control_group
 
 pytestmark = pytest.mark.timeout(30)
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -277,7 +278,7 @@ def test_the_lowest_limit_of_a_control_group_and_those_above_it(tmp_path: Path) 
     )  # fmt: skip
     groups = tmp_path / "cgroup"
     groups.write_text("0::/user.slice/user-1000.slice/session-3.scope\n")
-    assert system.control_group_memory(str(groups), second) == (4294967296, 2147483648)
+    assert control_group.memory(str(groups), second) == (4294967296, 2147483648)
     first = tree(
         tmp_path / "v1",
         {
@@ -287,10 +288,10 @@ def test_the_lowest_limit_of_a_control_group_and_those_above_it(tmp_path: Path) 
         },
     )
     groups.write_text("5:cpu,cpuacct:/\n4:memory:/docker/abc\n")
-    assert system.control_group_memory(str(groups), first) == (536870912, 1000)
+    assert control_group.memory(str(groups), first) == (536870912, 1000)
     groups.write_text("0::/\n")
-    assert system.control_group_memory(str(groups), first) == (None, None)
-    assert system.control_group_memory(str(tmp_path / "nothing"), first) == (None, None)
+    assert control_group.memory(str(groups), first) == (None, None)
+    assert control_group.memory(str(tmp_path / "nothing"), first) == (None, None)
 
 
 def test_room_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

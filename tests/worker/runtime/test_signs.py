@@ -48,7 +48,7 @@ def test_who_has_connected_is_waited_for_longer_than_who_never_did(monkeypatch: 
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
+    names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "alone"}
     for name, value in (names | {"HOMELAB_DDP_TIMEOUT_S": "20", "HOMELAB_PATIENCE_S": "300", "OMP_NUM_THREADS": "1"}).items():
         monkeypatch.setenv(name, value)
     task: Any = SimpleNamespace(world_size=2, attempt=1, local_rank=0, backend="gloo", plan={})

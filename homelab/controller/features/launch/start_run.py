@@ -70,7 +70,7 @@ def start_run(
         with _failure_written_down(paths, plan):
             _refuse_stopped(paths, plan)
             store.set_state(paths, "starting", plan.attempt)
-            start.start(fleet, claim, plan, run_json, prepared.material, say)
+            start.start(fleet, claim, plan, prepared.recipe, run_json, prepared.material, say)
         store.set_state(paths, "running", plan.attempt)
         shares = {str(rank.rank): rank.share for rank in plan.ranks}
         event_log.append(paths, event("attempt-started", plan.attempt, head=plan.head, port=plan.master_port, shares=shares))

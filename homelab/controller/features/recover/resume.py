@@ -93,7 +93,7 @@ def resume(
         plan = strategy_change.named(plan, next_attempt.strategy)
         store.set_state(paths, "starting", attempt)
         with _failure_written_down(paths, attempt):
-            start.start(run.fleet, run.claim, plan, dict(described.run_json), items, run.say)
+            start.start(run.fleet, run.claim, plan, recipe, dict(described.run_json), items, run.say)
         store.set_state(paths, "running", attempt)
         strategy_change.keep(paths, last, plan, next_attempt.strategy)
         _write_events(paths, plan, examination, {node.name for node in last.nodes}, absent, is_program=recipe.script is not None)

@@ -1,0 +1,110 @@
+"""Processes that wait to go on with a run: after the first steps of an attempt a node prepares those of the next one, so that a fault need not wait for imports.
+
+One holder for each attempt, the agent's detached part of an attempt to come. It holds one `rank_launcher` with as many ranks as this node has. They
+have done the imports of this run, know no attempt yet, and use no card. `take` hands them the next attempt, and the holder becomes its watcher.
+
+A holder ends by itself: when the run is done, when its attempt has ended and none followed for a while, when its run's folder or its ranks are gone,
+and where memory becomes short. A stop by hand ends it with everything else; a recovery's own stop leaves it alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from homelab.node import paths
+from homelab.node.run import status_stream
+from homelab.node.system import control_group, processes, programs
+from homelab.shared.protocol import files, phases, waiting_mark
+
+if TYPE_CHECKING:
+    from homelab.shared.protocol.files import JsonObject
+
+RECORD, GO = "standby.json", "go.json"  # in the node's folder of the attempt that it stands by for
+RANK_BYTES = 1 << 30  # with its imports done a rank that waits holds 0.5 GB (measured); the rest is for the training beside it
+_LOOK_S = 1.0
+# Variables that are read when a process joins its group, or later: all others have to be the same, because imports have read them.
+_LATE = ("HOMELAB_", "MASTER_", "NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_FR_")
+
+
+class Preparing:
+    """A context manager around an attempt that is watched: starts the holder of the next one when this one trains, where the node has the memory for it."""
+
+    def __init__(self, plan: JsonObject, folder: str, node_dir: str) -> None:
+        self._plan, self._node_dir = plan, node_dir
+        workdir = os.path.dirname(os.path.dirname(folder))
+        self._follower = status_stream.StatusFollower(workdir, plan["run"], plan["attempt"], plan["node"])
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._prepare, args=(folder,), daemon=True, name="standby")
+
+    def __enter__(self) -> Preparing:
+        if self._plan.get("standby_after_s") is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+
+    def _prepare(self, folder: str) -> None:
+        first: dict[int, int] = {}
+        while not self._ended.wait(_LOOK_S):
+            ranks = self._follower.look(time.monotonic()).ranks
+            for number, rank in ranks.items():
+                if rank.phase == phases.TRAINING:
+                    first.setdefault(number, rank.step)
+            if ranks and all(number in first and rank.step > first[number] for number, rank in ranks.items()):
+                break
+        if self._ended.wait(self._plan["standby_after_s"]):
+            return
+        needed = RANK_BYTES * len(self._follower.ranks)
+        if control_group.available_bytes() < needed:
+            print(f"no standby: this node has less than {needed >> 30} GiB of free memory", flush=True)
+            return
+        environment = {**os.environ, waiting_mark.VARIABLE: "1"}
+        with contextlib.suppress(OSError), open(os.path.join(self._node_dir, "standby.log"), "ab") as log:
+            programs.detached([sys.executable, "-m", "homelab.node", "standby", self._node_dir], folder, environment, log)
+
+
+def fits(start: JsonObject) -> JsonObject:
+    """What of start.json has to be the same for a process that has done its imports."""
+    environment = {name: value for name, value in start["environment"].items() if not name.startswith(_LATE)}
+    return {"program": list(start["program"]), "environment": environment, "ranks": len(start["ranks"])}
+
+
+class ToldHolder:
+    """One that was told to go on, for who waits for it as for a child."""
+
+    returncode = 1
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def poll(self) -> int | None:
+        """None while it lives."""
+        return None if processes.is_alive(self.pid) else self.returncode
+
+
+def take(folder: str, start: JsonObject, node_dir: str) -> ToldHolder | None:
+    """Hand the attempt of start.json (`start`), whose folder is `node_dir`, to the processes that wait; None where none are there that fit."""
+    before = [number for number in paths.attempts(folder) if number < start["attempt"]]
+    for number in reversed(before):
+        waiting_dir = paths.node_dir(folder, number, paths.name_here(folder, number, start["node"]))
+        record = files.read_object(os.path.join(waiting_dir, RECORD))
+        if record is None:
+            continue
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(waiting_dir, RECORD))
+        pid = record.get("pid")
+        if not isinstance(pid, int) or not processes.is_alive(pid) or processes.run_of(pid) != start["run"]:
+            return None
+        if record.get("fits") != fits(start):
+            processes.signal_all([pid], signal.SIGTERM)
+            return None
+        files.write_json(os.path.join(waiting_dir, GO), {"attempt": start["attempt"], "node": start["node"], "node_dir": node_dir})
+        return ToldHolder(pid)
+    return None

@@ -1,0 +1,77 @@
+"""`python -m homelab.node standby`: holds the processes of an attempt to come, until `standby.take` hands it to them or nobody needs them any more."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING
+
+from homelab.node import paths
+from homelab.node.run import attempt_records, rank_launcher, standby, torchrun
+from homelab.node.system import control_group, processes
+from homelab.shared.protocol import files, layout, waiting_mark
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from homelab.shared.protocol.files import JsonObject
+
+_LOOK_S, _GO_LOOK_S = 1.0, 0.02
+_UNCLAIMED_S = 180.0
+_LEAST_BYTES = 256 << 20
+
+
+def hold(node_dir: str) -> None:
+    """Wait until `standby.take` or an end; then become the next attempt's watcher."""
+    plan = files.read_json(os.path.join(node_dir, layout.START_JSON))
+    folder = os.environ["HOMELAB_RUN_DIR"]
+    environment = {**os.environ, **plan["environment"], **rank_launcher.of_group(plan, folder)}
+    with open(os.path.join(node_dir, "standby.log"), "ab") as log:
+        ranks = rank_launcher.spawn(folder, log, {"program": plan["program"], "environment": environment, "ranks": plan["ranks"]})
+    files.write_json(os.path.join(node_dir, standby.RECORD), {"pid": os.getpid(), "fits": standby.fits(plan)})
+    goes_on = _wait(plan, folder, node_dir, ranks)
+    if goes_on is None:
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(node_dir, standby.RECORD))
+        ranks.kill()
+        return
+    processes.rename(waiting_mark.AT_WORK)
+    del os.environ[waiting_mark.VARIABLE]
+    os.environ["HOMELAB_ATTEMPT"] = str(goes_on["attempt"])
+    os.environ["HOMELAB_NODE"] = goes_on["node"]
+    rank_launcher.redirect(os.path.join(goes_on["node_dir"], "agent.log"))
+    torchrun.watch(goes_on["node_dir"], ranks)
+
+
+def _wait(plan: JsonObject, folder: str, node_dir: str, ranks: subprocess.Popen[bytes]) -> JsonObject | None:
+    """What `take` says; None where it is time to end."""
+    go, alone_s, looked_s = os.path.join(node_dir, standby.GO), 0.0, time.monotonic()
+    while True:
+        if os.path.exists(go):
+            return files.read_object(go)
+        now_s = time.monotonic()
+        if now_s - looked_s >= _LOOK_S:
+            passed_s, looked_s = now_s - looked_s, now_s
+            if not os.path.isdir(folder) or ranks.poll() is not None or control_group.available_bytes() < _LEAST_BYTES:
+                return None
+            ended = files.read_object(os.path.join(node_dir, layout.EXIT_JSON))
+            if ended and (ended.get("returncode") == 0 or ended.get("alone")):
+                return None
+            if _has_gone_on(folder, plan):
+                return None
+            agent = attempt_records.agent(node_dir)
+            is_over = ended is not None or agent is None or not processes.is_alive(agent["pid"])
+            alone_s = alone_s + min(passed_s, 2 * _LOOK_S) if is_over else 0.0
+            if alone_s > _UNCLAIMED_S:
+                return None
+        time.sleep(_GO_LOOK_S)
+
+
+def _has_gone_on(folder: str, plan: JsonObject) -> bool:
+    """Whether a later attempt runs here without these processes: they came too late for it."""
+    newest = (paths.attempts(folder) or [0])[-1]
+    return (
+        newest > plan["attempt"]
+        and attempt_records.agent(paths.node_dir(folder, newest, paths.name_here(folder, newest, plan["node"]))) is not None
+    )

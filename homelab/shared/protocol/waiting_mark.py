@@ -1,0 +1,12 @@
+"""How a process that waits for the next attempt of its run is told from one that is at work: node program and worker both say and read it here."""
+
+from __future__ import annotations
+
+VARIABLE = "HOMELAB_STANDBY"  # in the environment that it was started with, which other processes read for ever
+# Its name (/proc/PID/comm, which ps(1) shows) once its imports are done, and from when on it is one of its run; at most 15 characters (prctl(2)).
+WAITS, AT_WORK = "homelab-waits", "homelab-at-work"
+
+
+def waits(*, is_marked: bool, name: str) -> bool:
+    """Whether a process only waits. `is_marked`: the variable is in its environment; `name`: the content of /proc/PID/comm."""
+    return is_marked and name.strip() != AT_WORK

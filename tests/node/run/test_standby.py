@@ -1,0 +1,267 @@
+"""Processes that wait for the next attempt of a run, on a real node program: a small program in place of the worker speaks its side."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homelab.node import paths
+from homelab.node.run import rank_launcher, standby, standby_holder
+from homelab.node.system import control_group, processes
+from homelab.shared.protocol import files, waiting_mark
+from tests.fakes import ask_node
+
+pytestmark = pytest.mark.timeout(90)
+RUN, NODE = "2026-01-01-0000-standby", f"node-{os.getpid()}"
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+# It waits where it is told to, says who it is, and works until a file tells it how to end.
+RANK = """
+import json, os, sys, time
+from homelab.node.system import processes
+from homelab.shared.protocol import waiting_mark as standby
+waited = standby.VARIABLE in os.environ
+if waited:
+    processes.rename(standby.WAITS)
+    line = sys.stdin.readline()
+    if not line:
+        sys.exit(0)
+    processes.rename(standby.AT_WORK)
+    said = json.loads(line)
+    os.environ.clear()
+    os.environ.update(said["environment"])
+    for path, number in ((said["out"], 1), (said["err"], 2)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), number)
+run, attempt, rank = os.environ["HOMELAB_RUN_DIR"], os.environ["HOMELAB_ATTEMPT"], os.environ["RANK"]
+home = f"{run}/attempts/{attempt}/ranks/{rank}"
+os.makedirs(home, exist_ok=True)
+print(json.dumps({"waited": waited, "pid": os.getpid(), **{name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "ODD")}}), flush=True)
+print("it speaks of attempt", attempt, file=sys.stderr, flush=True)
+step = 0
+while not os.path.exists(f"{run}/end-{attempt}-{rank}"):
+    step += 1
+    with open(f"{home}/heartbeat.json.new", "w") as beat:
+        json.dump({"pid": os.getpid(), "phase": "training", "step": step, "time": time.time()}, beat)
+    os.replace(f"{home}/heartbeat.json.new", f"{home}/heartbeat.json")
+    time.sleep(0.02)
+sys.exit(int(open(f"{run}/end-{attempt}-{rank}").read()))
+"""
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not true within {timeout_s} s"
+        time.sleep(0.01)
+
+
+class Machine:
+    """One node with two ranks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.workdir = folder / "work dir"
+        self.run = Path(paths.run_dir(str(self.workdir), RUN))
+        self.program = folder / "rank.py"
+        self.program.write_text(RANK)
+
+    def start(self, attempt: int, ranks: tuple[int, ...] = (0, 1), **more: Any) -> dict[str, Any]:
+        environment = {
+            "HOMELAB_RUN": RUN, "HOMELAB_NODE": NODE, "HOMELAB_RUN_DIR": str(self.run), "HOMELAB_ATTEMPT": str(attempt), "ODD": "ä $(x)",
+            "PYTHONPATH": str(REPOSITORY), "MASTER_PORT": "1", "NCCL_DEBUG_FILE": f"of-{attempt}", **more.pop("environment", {}),
+        }  # fmt: skip
+        plan = {
+            "ranks": [{"rank": rank, "node": NODE, "local_rank": number} for number, rank in enumerate(ranks)],
+            "nodes": [{"name": NODE, "lan_address": "127.0.0.1"}], "master_address": "127.0.0.1", "master_port": 5000 + attempt,
+        }  # fmt: skip
+        request = {
+            "run": RUN, "attempt": attempt, "node": NODE, "workdir": str(self.workdir), "run_json": {"name": RUN}, "plan_json": plan,
+            "command": ["/bin/false"], "environment": environment, "secrets": {}, "program": [sys.executable, str(self.program)], "direct": True,
+            "standby_after_s": 0.0, **more,
+        }  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", "homelab.node", "start"],
+            input=json.dumps(request) + "\n",
+            capture_output=True,
+            text=True,
+            timeout=40,
+            cwd=REPOSITORY,
+        )
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    def here(self, attempt: int) -> Path:
+        return Path(paths.node_dir(str(self.run), attempt, NODE))
+
+    def said(self, attempt: int) -> list[dict[str, Any]]:
+        """What each rank has said of itself."""
+        files_of = [self.here(attempt) / "logs" / f"{RUN}-{attempt}" / "attempt_0" / str(number) / "stdout.log" for number in (0, 1)]
+        wait_until(lambda: all(file.exists() and file.read_text().endswith("\n") for file in files_of))
+        return [json.loads(file.read_text()) for file in files_of]
+
+    def end(self, attempt: int, *codes: int) -> dict[str, Any]:
+        for rank, code in enumerate(codes):
+            (self.run / f"end-{attempt}-{rank}").write_text(str(code))
+        wait_until((self.here(attempt) / "exit.json").exists)
+        return dict(files.read_json(self.here(attempt) / "exit.json"))
+
+    def waiting(self) -> list[int]:
+        """The processes that only wait."""
+        everyone, at_work = (set(processes.of_run(RUN, str(self.workdir), NODE, standbys=also)) for also in (True, False))
+        return sorted(everyone - at_work)
+
+    def waits(self, attempt: int) -> int:
+        """Until holder, launcher and both ranks wait; the holder's number."""
+        wait_until(
+            lambda: [files.text(f"/proc/{pid}/comm") for pid in self.waiting()].count(waiting_mark.WAITS) == 2 and len(self.waiting()) == 4
+        )
+        return int(files.read_json(self.here(attempt) / standby.RECORD)["pid"])
+
+    def stop(self, **how: Any) -> Any:
+        return ask_node("stop", {"node": NODE, "workdir": str(self.workdir), "run": RUN, "grace_s": 1.0, **how})
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    one = Machine(tmp_path)
+    yield one
+    processes.end_run(RUN, str(one.workdir), NODE, grace_s=0.0)
+
+
+def test_the_next_attempt_is_done_by_those_that_wait(machine: Machine) -> None:
+    assert machine.start(1) == {}
+    first = machine.said(1)
+    assert [(one["waited"], one["RANK"], one["LOCAL_RANK"], one["WORLD_SIZE"], one["MASTER_PORT"]) for one in first] == [
+        (False, "0", "0", "2", "5001"), (False, "1", "1", "2", "5001"),
+    ]  # fmt: skip
+    holder = machine.waits(1)
+    reply = ask_node("poll", {"node": NODE, "workdir": str(machine.workdir), "run": RUN})
+    assert reply.run.processes == 4, "watcher, launcher and two ranks: who waits is not of the attempt"
+    ended = machine.end(1, 3, 0)
+    assert (ended["returncode"], ended["stopped"]) == (1, False) and len(machine.waiting()) == 4
+
+    assert machine.stop(token="a recovery's").left == () and len(machine.waiting()) == 4, "a recovery leaves them for itself"
+    assert machine.start(2, ranks=(1, 0)) == {}
+    second = machine.said(2)
+    assert [(one["waited"], one["RANK"], one["LOCAL_RANK"], one["MASTER_PORT"], one["ODD"]) for one in second] == [
+        (True, "1", "0", "5002", "ä $(x)"), (True, "0", "1", "5002", "ä $(x)"),
+    ]  # fmt: skip
+    agent = files.read_json(machine.here(2) / "agent.json")
+    assert agent["pid"] == holder and set(processes.of_run(RUN, str(machine.workdir), NODE)) >= {
+        holder,
+        agent["torchrun_pid"],
+        *(one["pid"] for one in second),
+    }
+    assert (machine.here(2) / "logs" / f"{RUN}-2" / "attempt_0" / "0" / "stderr.log").read_text() == "it speaks of attempt 2\n"
+
+    assert machine.waits(2) != holder, "and others wait for the third"
+    assert machine.end(2, 0, 0)["returncode"] == 0
+    wait_until(lambda: not processes.of_run(RUN, str(machine.workdir), NODE, standbys=True))
+
+
+def test_the_end_of_a_rank_is_told_as_torchrun_tells_it(machine: Machine) -> None:
+    from homelab.controller.diagnose.traces import child_failures
+
+    machine.start(1, standby_after_s=None)
+    (_, second) = machine.said(1)
+    os.kill(second["pid"], signal.SIGKILL)
+    wait_until((machine.here(1) / "exit.json").exists)
+    reply = ask_node("poll", {"node": NODE, "workdir": str(machine.workdir), "run": RUN, "torchrun_lines": 60})
+    (failure,) = child_failures(reply.run.torchrun_tail, reply.run.exit["ended_at"])
+    assert (failure.rank, failure.signal, failure.is_root) == (1, signal.SIGKILL, True)
+    assert failure.time_s is not None and abs(failure.time_s - reply.run.exit["ended_at"]) < 5
+    assert not processes.of_run(RUN, str(machine.workdir), NODE)
+
+
+def test_a_stop_by_hand_ends_those_that_wait(machine: Machine) -> None:
+    machine.start(1)
+    machine.waits(1)
+    outcome = machine.stop(by_hand=True)
+    assert outcome.asked == 8 and outcome.left == () and not processes.of_run(RUN, str(machine.workdir), NODE, standbys=True)
+
+
+@pytest.mark.parametrize("changed", [{"environment": {"ODD": "another"}}, {"ranks": (0,)}, {"program": "another"}])
+def test_what_has_changed_since_the_imports_is_started_anew(machine: Machine, changed: dict[str, Any]) -> None:
+    """Another version of the code has another PYTHONPATH: it is one of these."""
+    machine.start(1)
+    holder = machine.waits(1)
+    machine.end(1, 1, 0)
+    if "program" in changed:
+        (machine.program.with_name("other.py")).write_text(RANK)
+        changed = {"program": [sys.executable, str(machine.program.with_name("other.py"))]}
+    assert machine.start(2, standby_after_s=None, **changed) == {}
+    out = machine.here(2) / "logs" / f"{RUN}-2" / "attempt_0" / "0" / "stdout.log"
+    wait_until(lambda: out.exists() and out.read_text())
+    assert json.loads(out.read_text())["waited"] is False
+    wait_until(lambda: not machine.waiting() and not processes.is_alive(holder))
+
+
+@pytest.mark.parametrize("who", ["rank", "launcher", "holder"])
+def test_whoever_dies_while_it_waits_costs_a_start_and_no_attempt(machine: Machine, who: str) -> None:
+    machine.start(1)
+    holder = machine.waits(1)
+    named = {files.text(f"/proc/{pid}/comm"): pid for pid in machine.waiting()}
+    (launcher,) = [pid for pid in machine.waiting() if pid != holder and files.text(f"/proc/{pid}/comm") != waiting_mark.WAITS]
+    os.kill({"rank": named[waiting_mark.WAITS], "launcher": launcher, "holder": holder}[who], signal.SIGKILL)
+    if who == "rank":  # another one takes its place
+        wait_until(lambda: named[waiting_mark.WAITS] not in machine.waiting())
+        machine.waits(1)
+    else:
+        wait_until(lambda: not machine.waiting())
+    machine.end(1, 1, 0)
+    assert machine.start(2, standby_after_s=None) == {}
+    assert [one["waited"] for one in machine.said(2)] == [who == "rank"] * 2
+
+
+def test_a_rank_that_dies_at_the_last_moment_is_replaced(machine: Machine) -> None:
+    machine.start(1)
+    machine.waits(1)
+    machine.end(1, 1, 0)
+    (victim, _) = [pid for pid in machine.waiting() if files.text(f"/proc/{pid}/comm") == waiting_mark.WAITS]
+    os.kill(victim, signal.SIGKILL)
+    assert machine.start(2, standby_after_s=None) == {} and len(machine.said(2)) == 2
+
+
+def test_those_that_nobody_needs_end(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.start(1)
+    machine.waits(1)
+    machine.end(1, 1, 0)
+    plan, here = files.read_json(machine.here(1) / "start.json"), str(machine.here(1))
+    child = rank_launcher.spawn(str(machine.run), open(os.devnull, "wb"))  # noqa: SIM115
+    monkeypatch.setattr(standby_holder, "_LOOK_S", 0.02)
+    monkeypatch.setattr(standby_holder, "_UNCLAIMED_S", 0.2)
+    try:
+        assert standby_holder._wait(plan, str(machine.run), here, child) is None, "its attempt is over, and no other comes"
+        monkeypatch.setattr(standby_holder, "_UNCLAIMED_S", 1e9)
+        monkeypatch.setattr(standby_holder, "_LEAST_BYTES", 1 << 62)
+        assert standby_holder._wait(plan, str(machine.run), here, child) is None, "memory is short"
+        monkeypatch.setattr(standby_holder, "_LEAST_BYTES", 0)
+        assert machine.start(2, direct=False, command=["/bin/sleep", "60"]) == {}, "an attempt that they were not asked for"
+        assert standby_holder._wait(plan, str(machine.run), here, child) is None
+        assert standby_holder._wait(plan, str(machine.run / "gone"), here, child) is None
+    finally:
+        child.kill()
+        child.wait()
+    wait_until(lambda: not machine.waiting())
+
+
+def test_a_node_without_the_memory_for_it_prepares_nothing(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = {"run": RUN, "attempt": 1, "node": NODE, "standby_after_s": 0.0}
+    machine.start(1, standby_after_s=None)
+    machine.said(1)
+    monkeypatch.setenv("HOMELAB_RUN", RUN)
+    monkeypatch.setenv("HOMELAB_RUN_DIR", str(machine.run))
+    said: list[str] = []
+    monkeypatch.setattr("builtins.print", lambda text, **_: said.append(text))
+    monkeypatch.setattr(control_group, "available_bytes", lambda: 2 * standby.RANK_BYTES - 1)
+    with standby.Preparing(plan, str(machine.run), str(machine.here(1))) as preparing:
+        preparing._thread.join(20.0)
+    assert said == ["no standby: this node has less than 2 GiB of free memory"] and not machine.waiting()
