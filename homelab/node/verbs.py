@@ -54,9 +54,18 @@ def answer(verb: str) -> int:
 
         part: Any = {"watch": torchrun.watch, "standby": standby_holder.hold, "ranks": rank_launcher.main}[verb]
         return part(*sys.argv[2:]) or 0
+    if verb == "questions":
+        from homelab.node import question_loop
+
+        return question_loop.main()
+    return answered(verb, None)
+
+
+def answered(verb: str, line: bytes | None) -> int:
+    """Answer one verb on stdout; the exit code. `line`: its request, None where it comes on stdin."""
     try:
         sys.stdout = _Covered(sys.stdout)
-        line = sys.stdin.buffer.readline()
+        line = sys.stdin.buffer.readline() if line is None else line
         request = json.loads(line) if line.strip() else {}
         for part in ("recipe_environment", "node_environment"):  # for everything that runs here; cluster.toml goes before the recipe
             os.environ.update(request.get(part) or {})

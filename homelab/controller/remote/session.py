@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
+from homelab.controller.base.errors import UnreachableError
+
 
 @dataclass(frozen=True)
 class Completed:
@@ -13,6 +15,10 @@ class Completed:
     returncode: int
     stdout: bytes
     stderr: bytes
+
+
+class CrowdedError(UnreachableError):
+    """The node takes no further command beside those that run over this connection (MaxSessions of sshd_config(5))."""
 
 
 MOST_LINE_BYTES = 4 << 20  # the longest line of a stream, a look at the collective test, has some ten kilobytes

@@ -14,7 +14,7 @@ from homelab.controller.base.errors import UnreachableError
 from homelab.controller.base.hint import homelab
 from homelab.controller.config.cluster import Cluster, Node
 from homelab.controller.remote import login_errors, ssh_login, ssh_transport
-from homelab.controller.remote.session import Completed, Lines, Stream
+from homelab.controller.remote.session import Completed, CrowdedError, Lines, Stream
 
 _BLOCK = 1 << 16
 # A node that says nothing for so long is asked for a sign of life, which it may give late: a slow wire may be full of what is sent.
@@ -120,6 +120,8 @@ class SshSession:
         """A paramiko.Channel, or what has its methods."""
         try:
             return self._connection.open_session(timeout_s)
+        except paramiko.ChannelException as error:
+            raise CrowdedError(str(error), where=self._where, hint=homelab("preflight --only ssh")) from error
         except (OSError, EOFError, paramiko.SSHException, AttributeError) as error:
             raise self._lost(str(error) or type(error).__name__) from error
 

@@ -20,8 +20,7 @@ from homelab.controller.diagnose import cause
 from homelab.controller.facts.reading import read
 from homelab.controller.features.chat import chat, conversation
 from homelab.controller.features.results import make
-from homelab.controller.remote import answers
-from homelab.controller.remote.agent import Agent
+from homelab.controller.remote import agent_errors, answers
 from homelab.shared.protocol.message import Message, defaults
 from homelab.shared.protocol.run_messages import Reply
 from homelab.shared.protocol.worker_messages import BuildResult, SampleResult
@@ -33,7 +32,7 @@ ODD: list[Any] = [None, 5, True, 1.5, {}, {"a": 1}, [], ["x"], "", " \n"]
 
 
 def _of_agent(parts: dict[str, Any]) -> HomelabError:
-    return Agent(Node(name="tower", host="127.0.0.2"), cast(Any, None))._refusal({"kind": "refused", "message": "no", **parts})
+    return agent_errors.refusal(Node(name="tower", host="127.0.0.2"), {"kind": "refused", "message": "no", **parts})
 
 
 def _of_rank(parts: dict[str, Any]) -> Any:
