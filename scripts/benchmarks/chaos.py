@@ -9,6 +9,9 @@ orphans                processes of a run that were still on a node 20 s after i
 detect_death_median_s  from the fault to the supervisor's first word, where a process or torchrun ended
 detect_cut_median_s    the same where a node or a process became silent
 resume_over_floor_median_s  from the fault to the next training step, less detection and the workers' own start
+resume_standby_median_s  from the fault to the next training step, less detection, where the next attempt was prepared (case standby)
+resume_cold_median_s   the same without (case cold)
+standby_step_cost      step beside processes that wait over step before them, in one run
 false_alarms           undisturbed runs that were restarted although nothing had failed
 save_overhead_percent  share of the undisturbed run's time that went into checkpoints
 
@@ -168,6 +171,8 @@ def _figures(outcomes: list[Outcome]) -> dict[str, float]:
     for name, values in _measured(outcomes).items():
         if values:
             figures[f"{name}_median_s"] = statistics.median(values)
+    if costs := [outcome.step_cost for outcome in outcomes if outcome.step_cost is not None]:
+        figures["standby_step_cost"] = statistics.median(costs)
     return figures
 
 
@@ -178,6 +183,8 @@ def _measured(outcomes: list[Outcome]) -> dict[str, list[float]]:
         "detect_cut": [seconds for kind, seconds in delays if kind == "cut"],
         "resume_over_floor": [o.over_floor_s for o in outcomes if o.over_floor_s is not None and o.kind in ("death", "cut")],
         "next_step": [o.next_step_s for o in outcomes if o.next_step_s is not None and o.restarts and o.kind in ("death", "cut")],
+        "resume_standby": [o.resume_s for o in outcomes if o.case == "standby" and o.resume_s is not None],
+        "resume_cold": [o.resume_s for o in outcomes if o.case == "cold" and o.resume_s is not None],
         "worker_start": [o.worker_start_s for o in outcomes if o.worker_start_s is not None],
     }
 

@@ -30,6 +30,9 @@ _STAGE_LAYERS = 6  # enough for three nodes, and for two when one is lost
 # Steps of about a second on half a core, in several passes: slowed to a tenth they take as long as a hang was once thought to.
 SLOW: dict[str, Any] = {"epochs": 30, "every_steps": 10, "global_batch": 240}
 
+# Longer than it takes until the processes of the next attempt wait (`homelab.node.run.standby`).
+LONG: dict[str, Any] = {"epochs": 90, "every_steps": 40}
+
 RECIPE = """
 [model]
 name = "{model}"
@@ -85,6 +88,7 @@ class Ground:
     strategy: str = "auto"
     reference: SeenRun | None = None
     slow_reference: SeenRun | None = None  # of `SLOW`
+    long_reference: SeenRun | None = None  # of `LONG`
 
     @property
     def steps(self) -> int:
@@ -230,6 +234,8 @@ def ground(
             tiny_model.write_jsonl(place / "chats.jsonl", tiny_model.chat_rows(ROWS))
             made.desk.write("train.toml", made.recipe())
             made.desk.write("slow.toml", made.recipe(**SLOW))
+            made.desk.write("long.toml", made.recipe(**LONG))
+            made.desk.write("cold.toml", made.recipe(**LONG, more="[recovery]\nstandby = false\n"))
             made.desk.write("broken.py", BROKEN)
             made.desk.write("broken.toml", '[script]\npath = "broken.py"\n')
             try:

@@ -62,11 +62,17 @@ class Outcome:
     error: float | None = None
     weights_equal: bool | None = None
     exactly_once: bool | None = None
+    step_cost: float | None = None
     why: list[str] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     run: str = ""
     missing: str = ""
+
+    @property
+    def resume_s(self) -> float | None:
+        """Fault to next step, less detection."""
+        return None if self.next_step_s is None or self.detect_s is None else self.next_step_s - self.detect_s
 
     @property
     def over_floor_s(self) -> float | None:
@@ -91,6 +97,7 @@ class Scene:
         self.fault_at = 0.0
         self.step = 0
         self.victim = ""
+        self.step_cost: float | None = None  # step beside processes that wait over step without them
         self.mounted: set[str] = set()  # nodes whose workdir is something mounted there
         self.begin: Callable[[str], SeenRun] = ground.launch
         self.reference, self.epochs = ground.reference, ground.epochs  # the run that its training is compared with
@@ -177,6 +184,7 @@ def _measure(scene: Scene, case: Case, outcome: Outcome, began: float) -> None:
     procfs.until(lambda: not left_on(scene.lab), ORPHAN_GRACE_S)
     left = left_on(scene.lab)
     outcome.run, outcome.node, outcome.step, outcome.orphans = run.name, scene.victim, scene.step, len(left)
+    outcome.step_cost = scene.step_cost
     attempts = range(1, run.attempt() + 1)
     events = run.events(scene.fault_at)
     outcome.restarts = len(attempts) - 1
