@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from homelab.controller.attempt import diagnosis_store, preconditions
 from homelab.controller.base.errors import InputError
@@ -16,8 +17,9 @@ from homelab.controller.features.status import monitor
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.remote.poll_reply import parse_replies
-from homelab.controller.run import node_matching, run_folder
+from homelab.controller.run import run_folder
 from homelab.controller.run.paths import RunPaths
+from homelab.shared.protocol.run_requests import PollRequest
 
 
 @dataclass(frozen=True)
@@ -70,13 +72,15 @@ def examine(fleet: Fleet, paths: RunPaths, say: Say) -> Examination:
     return Examination(snapshot.attempt, snapshot.state, diagnosis, watcher.unreachable)
 
 
-def examine_failure(fleet: Fleet, paths: RunPaths, plan: Plan, end: AttemptEnd) -> Examination:
-    """What happened in an attempt that is to be ended: asks the nodes of its plan that are not silent."""
+def examine_failure(
+    fleet: Fleet, paths: RunPaths, plan: Plan, end: AttemptEnd, request: PollRequest, keep: Callable[[dict[str, dict[str, Any]]], None]
+) -> Examination:
+    """What happened in an attempt that is to be ended: asks the nodes of its plan that are not silent. `keep` gets their answers in a thread of its own."""
     planned, in_cluster = {node.name for node in plan.nodes}, {node.name for node in fleet.cluster.nodes}
     names = [node.name for node in plan.nodes if node.name not in end.silent and node.name in in_cluster]
-    answers, errors = fleet.ask("poll", node_matching.poll_request(paths.name, tail_lines=200), names=names, timeout_s=15.0)
+    answers, errors = fleet.ask("poll", request, names=names, timeout_s=15.0)
     # Beside the recovery: it takes a moment, and the next attempt need not wait for it.
-    threading.Thread(target=monitor.keep, args=(paths, answers), name="keep metrics").start()
+    threading.Thread(target=keep, args=(answers,), name="keep metrics").start()
     replies = parse_replies(answers)
     unreachable = {**end.silent, **{name: error.message for name, error in errors.items()}}
     diagnosis = None

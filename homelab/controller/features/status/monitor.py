@@ -38,6 +38,7 @@ from homelab.controller.run.ownership import Ownership
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.state import FINISHED, State, newest_attempt, node_part
 from homelab.shared.protocol.run_messages import Reply, SupervisorReply
+from homelab.shared.protocol.run_requests import PollRequest
 
 INTERVAL_S = 2.0
 _POLL_TIMEOUT_S = 15.0
@@ -197,12 +198,9 @@ class Watcher:
 
     def _ask_once(self, names: list[str]) -> None:
         plan = run_folder.plan_of(self._paths)
-        attempt, counts = plan.attempt, self.gathered.known.counts(plan.attempt)
+        attempt = plan.attempt
         has_all_before = attempt in self._asked_before or not self._lacks(plan.resume_step)
-        request = node_matching.poll_request(self._paths.name, tail_lines=200, known_lines=counts)
-        # Lines that are not known here any more, because somebody has damaged the file, are asked for by their number.
-        ends = {str(rank): end for (of, rank), (count, end) in self._ends.items() if of == attempt and counts.get(rank, 0) >= count}
-        request = request.replace(lines_of_attempt=attempt, after_bytes=ends, before=not has_all_before)
+        request = self.request(attempt).replace(before=not has_all_before)
         answers, self.unreachable, self.ways = node_matching.poll(self._fleet, request, names, timeout_s=_POLL_TIMEOUT_S)
         if self._is_left:
             raise KeyboardInterrupt
@@ -214,6 +212,14 @@ class Watcher:
             counts = self.gathered.known.counts(run.attempt)
             ends_of = {number: rank.metrics_end_bytes for number, rank in run.ranks.items() if rank.metrics_end_bytes}
             self._ends |= {(run.attempt, number): (counts.get(number, 0), end) for number, end in ends_of.items()}
+
+    def request(self, attempt: int) -> PollRequest:
+        """The question for what is not known here yet of an attempt."""
+        counts = self.gathered.known.counts(attempt)
+        request = node_matching.poll_request(self._paths.name, tail_lines=200, known_lines=counts)
+        # Lines that are not known here any more, because somebody has damaged the file, are asked for by their number.
+        ends = {str(rank): end for (of, rank), (count, end) in self._ends.items() if of == attempt and counts.get(rank, 0) >= count}
+        return request.replace(lines_of_attempt=attempt, after_bytes=ends)
 
     def _tell(self, event: events.Event) -> None:
         """Write down what happened, unless the supervisor on a node has written it down last."""

@@ -108,7 +108,8 @@ class AttemptWatch:
         began_s = time.monotonic()
         while (passed_s := time.monotonic() - began_s) < SETTLE_MOST_S:
             statuses = self.streams.statuses()
-            if passed_s >= SETTLE_S and all(statuses[name].exit is not None for name in names if name in statuses):
+            ended = {name for name, status in statuses.items() if status.exit is not None}
+            if ended.issuperset(self._names) or (passed_s >= SETTLE_S and ended.issuperset(name for name in names if name in statuses)):
                 return
             self.streams.wait(0.1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -15,15 +16,17 @@ from homelab.controller.config.recipe import Recipe
 from homelab.controller.features.recover import examine, halt, resume
 from homelab.controller.features.recover.examine import AttemptEnd, Examination
 from homelab.controller.features.recover.resume import NextAttempt
+from homelab.controller.features.status import monitor
 from homelab.controller.features.supervise import acts, log_policies, observation
 from homelab.controller.features.supervise.status_streams import StatusStreams
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import claims, event_log, run_folder, store
+from homelab.controller.run import claims, event_log, node_matching, run_folder, store
 from homelab.controller.run.events import note
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol import checkpoint_holders
 from homelab.shared.protocol.request import RunRequest
+from homelab.shared.protocol.run_requests import PollRequest
 
 # Of a node: stacks within 1 s, nvidia-smi within 5 s, the flight recorder within 3 s.
 _DUMP_TIMEOUT_S = 12.0
@@ -55,6 +58,9 @@ class RecoveryTry:
     streams: StatusStreams
     say: Say
     began_s: float  # of the whole recovery, monotonic
+    watcher: monitor.Watcher | None = None  # what it has gathered need not come again: a long run has many megabytes
+    looking: threading.Lock = field(default_factory=threading.Lock)  # held by who uses it
+    connected: Fleet | None = None  # connections that are there already, for the first time; they are closed like any others
     examination: Examination | None = None
     _open: ExitStack = field(default_factory=ExitStack)
     _fleet: Fleet | None = None
@@ -72,12 +78,24 @@ class RecoveryTry:
         if verdict is not None and verdict.kind in ("hang", "frozen-rank", "silent-node"):
             silent_nodes = verdict.nodes if verdict.kind == "silent-node" else ()
             _keep_stack_dumps(fleet, paths, self.plan, [node.name for node in self.plan.nodes if node.name not in silent_nodes])
-        self.examination = examine.examine_failure(fleet, paths, self.plan, _end_of(self.plan, incident))
+        self.examination = examine.examine_failure(fleet, paths, self.plan, _end_of(self.plan, incident), self._request(), self._keep)
         policies = self.run.recipe.recovery.log_policies if verdict is not None else ()
         met, slow = log_policies.met(self.examination.logs, policies)
         for policy in slow:
             event_log.append(paths, note(f'[recovery] log_policies: looking for "{policy.pattern}" takes too long; it counts as not found'))
         return observation.Examined(self.examination.diagnosis, self.examination.step, tuple(met))
+
+    def _request(self) -> PollRequest:
+        if self.watcher is not None and self.looking.acquire(blocking=False):
+            try:
+                return self.watcher.request(self.plan.attempt)
+            finally:
+                self.looking.release()
+        return node_matching.poll_request(self.run.paths.name, tail_lines=200)
+
+    def _keep(self, answers: dict[str, dict[str, Any]]) -> None:
+        with self.looking:
+            monitor.keep(self.run.paths, answers, self.watcher.gathered if self.watcher else None)
 
     def halt(self, act: acts.Halt) -> observation.HaltResult:
         """Claim the run and stop what is left of it. Raises HomelabError."""
@@ -108,7 +126,8 @@ class RecoveryTry:
     def _connected(self) -> Fleet:
         """The connections of this try; the run's folder is whole afterwards: a person may have deleted it in the middle of the run."""
         if self._fleet is None:
-            self._fleet = self._open.enter_context(Fleet(self.run.cluster))
+            self._fleet = self._open.enter_context(self.connected or Fleet(self.run.cluster))
+            self.connected = None
             self._open.enter_context(self.streams.letting_go(self._fleet))
             run_folder.repair(self._fleet, self.run.paths, self.say)
         return self._fleet

@@ -81,8 +81,11 @@ class StatusStreams:
             agent: Agent | None = None
             try:
                 agent = connect(self._cluster, self._cluster.node(name))
-                agent.ask("free-port")  # ships the code where it is missing; a stream cannot
-                stream = agent.open("follow", self._request)
+                try:
+                    stream = agent.open("follow", self._request)
+                except HomelabError:
+                    agent.ask("free-port")  # ships the code where it is missing; a stream cannot
+                    stream = agent.open("follow", self._request)
                 try:
                     while not self._ended.is_set():
                         line = stream.readline(_PATIENCE_S)

@@ -27,7 +27,7 @@ from homelab.shared.recipe import Checkpoint, Recovery
 
 RETRY_S = (2.0, 5.0, 10.0, 20.0, 30.0)
 WAIT_S = 24 * 3600.0  # for nodes that may be switched on again in the morning
-COLLECT_S = 20.0
+COLLECT_S, FIRST_COLLECT_S = 20.0, 5.0  # the first not while ranks load: both want the processors
 REFUSED_S = 900.0  # a node that looked well and was not: its return has cost everybody a restart
 CUT_SHORT = AttemptVerdict("exit", because="the supervisor ended while it recovered this run")
 
@@ -102,7 +102,8 @@ def _review(state: State, observation: Observation) -> Step:
 
 def _watch(state: State, observation: Observation) -> Step:
     if isinstance(observation.result, Followed):
-        state = replace(state, attempt=observation.result.attempt, watch=Watch(observation.result.absent))
+        due_s = observation.now_s - COLLECT_S + FIRST_COLLECT_S
+        state = replace(state, attempt=observation.result.attempt, watch=Watch(observation.result.absent, collected_s=due_s))
     watch = state.watch
     if observation.is_stopped or observation.verdict is None:
         return state, acts.End("stopped", "stopped", watch.absent, collects=True)

@@ -60,6 +60,7 @@ class Supervisor:
         self._leaves = LeaveWatch(paths, self._run.nodes)
         self._free = self._absent()
         self._looking = threading.Lock()
+        self._fleet: Fleet | None = None  # kept open from look to look, and handed to a recovery
         self._watcher: monitor.Watcher | None = None  # it knows what was gathered before: a look costs what is new
         supervisor_json = store.read_object(paths.supervisor_json)
         history = supervisor_record.valid_history(supervisor_json)
@@ -86,6 +87,8 @@ class Supervisor:
                 result = self._perform(act)
         finally:
             self._close()
+            if self._fleet is not None:
+                self._fleet.__exit__()
             self._notifier.close()
 
     def _observe(self, result: Result | None) -> Observation:
@@ -168,7 +171,10 @@ class Supervisor:
         self._write("recovering", incident.because)
         if incident.verdict:
             self._notifier.tell("failed", f"attempt {self._plan.attempt}: {incident.because}. It is being recovered.")
-        self._try = RecoveryTry(self._run, self._plan, self._watch.streams, self._say, time.monotonic())
+        self._try = RecoveryTry(
+            self._run, self._plan, self._watch.streams, self._say, time.monotonic(), self._watcher, self._looking, self._fleet
+        )
+        self._fleet = None
 
     def _recover(self, act: acts.Examine | acts.Halt | acts.Resume) -> Result:
         assert self._try is not None
@@ -259,7 +265,8 @@ class Supervisor:
     def _collect(self) -> None:
         """Gather metrics and write the run's state down, as `homelab status` does."""
         try:
-            with self._looking, Fleet(self._run.cluster) as fleet:
+            with self._looking:
+                fleet = self._fleet = self._fleet or Fleet(self._run.cluster)
                 self._watcher = self._watcher or monitor.Watcher(fleet, self._paths)
                 self._watcher.look(fleet)
         except Exception as error:  # noqa: BLE001 - a fault in what people are shown does not end the supervision

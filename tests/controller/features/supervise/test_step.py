@@ -29,7 +29,17 @@ from homelab.controller.features.supervise.acts import (
 )
 from homelab.controller.features.supervise.observation import Examined, Failed, Followed, HaltResult, Observation, ResumeResult
 from homelab.controller.features.supervise.restart_policy import Decision
-from homelab.controller.features.supervise.step import CUT_SHORT, REFUSED_S, WAIT_S, Phase, Recovering, State, Watch, next_step
+from homelab.controller.features.supervise.step import (
+    CUT_SHORT,
+    FIRST_COLLECT_S,
+    REFUSED_S,
+    WAIT_S,
+    Phase,
+    Recovering,
+    State,
+    Watch,
+    next_step,
+)
 from homelab.controller.run.restart import Restart
 from homelab.shared.recipe import Checkpoint, LogPolicy, Recovery
 
@@ -205,7 +215,7 @@ def test_every_act_and_every_phase_has_a_case() -> None:
 def test_after_every_act_the_state_can_be_stepped_from() -> None:
     """A whole life: it fails, cannot be reached, goes on, a node comes back, it is done."""
     results: list[Observation] = [
-        after(), seen(WELL, result=Followed(1, frozenset())), seen(WELL), seen(DEAD), after(), after(SILENT), after(), after(EXAMINED),
+        after(), seen(WELL, result=Followed(1, frozenset())), Observation(NOW + FIRST_COLLECT_S + 1.0, TIME, verdict=WELL), seen(DEAD), after(), after(SILENT), after(), after(EXAMINED),
         after(SILENT), after(), HALTED, after(ResumeResult(2, 40, ("tower", "laptop"))), after(), seen(WELL, result=Followed(2, ABSENT)),
         seen(WELL), seen(WELL, well=ABSENT, checkpoint=40), seen(WELL, well=ABSENT, checkpoint=50), after(), after(Examined(None, 51)), HALTED,
         after(ResumeResult(3, 50, ("tower", "laptop", "oldtower"))), after(), seen(DONE, result=Followed(3, frozenset())),
@@ -217,7 +227,7 @@ def test_after_every_act_the_state_can_be_stepped_from() -> None:
     assert acts == [
         Follow, WriteProgress, Collect, Begin, Examine, WaitBeforeRetry, Examine, Halt,
         WaitBeforeRetry, Halt, Resume, WriteProgress, Follow, WriteProgress,
-        Collect, Wait, Begin, Examine, Halt, Resume,
+        Wait, Wait, Begin, Examine, Halt, Resume,
         WriteProgress, Follow, End,
     ]  # fmt: skip
     assert now.restarts == (RESTART,) and now.attempt == 3
