@@ -51,6 +51,8 @@ LIMITS_S: Mapping[Company, Mapping[str, float]] = {
 }
 # A node is gone when it is not heard and no heard node has reached it for this long, whatever the ranks do.
 MISSING_S = 4.0
+# Who writes a checkpoint is seen to work, at the latest after so long: a disk may stall.
+WRITING_S = 10.0
 # Ranks that load may stand still for minutes: before the first step a node counts as missing only after so long.
 LOST_S = 20.0
 
@@ -172,8 +174,8 @@ def _frozen(fresh: Mapping[str, NodeStatus]) -> AttemptVerdict | None:
 
 
 def _gone(fresh: Mapping[str, NodeStatus], unheard: tuple[str, ...]) -> AttemptVerdict | None:
-    # the next attempt may begin with the checkpoint that is being written
-    if any(rank.phase == "saving" for _, _, rank in _ranks(fresh)):
+    # The next attempt may begin with the checkpoint that is being written; a rank that only waits for the lost node in its save writes none.
+    if any(rank.phase == "saving" and rank.still_s < WRITING_S for _, _, rank in _ranks(fresh)):
         return None
     missed = {name: {other: sign.missing_s[name] for other, sign in fresh.items() if name in sign.missing_s} for name in unheard}
     silent = {name: because for name, because in missed.items() if because and min(because.values()) >= MISSING_S}

@@ -205,8 +205,15 @@ def test_who_is_not_heard_and_not_reached_by_anybody_is_gone_whatever_the_others
 
 
 def test_what_is_being_saved_is_saved_to_its_end() -> None:
-    busy = {"rank_phase": "saving", "missing_s": {"laptop": 9.0}}
-    assert judge(all_signs(tower=busy, oldtower=busy, laptop={"heard_s": 9.0})).kind == "well"
+    def seen(*still_s: float) -> dict[str, NodeStatus]:
+        busy = {
+            name: {"rank_phase": "saving", "missing_s": {"laptop": 9.0}, "rank_still_s": still}
+            for name, still in zip(("tower", "oldtower"), still_s, strict=True)
+        }
+        return all_signs(**busy, laptop={"heard_s": 9.0})
+
+    assert judge(seen(1.0, 1.0)).kind == judge(seen(30.0, 1.0)).kind == "well", "one of them is seen to write"
+    assert judge(seen(11.0, 30.0)).nodes == ("laptop",), "they wait for it in the save: nobody writes any more"
 
 
 def test_a_node_that_runs_any_program_can_be_missed() -> None:
