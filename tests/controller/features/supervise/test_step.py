@@ -215,7 +215,8 @@ def test_every_act_and_every_phase_has_a_case() -> None:
 def test_after_every_act_the_state_can_be_stepped_from() -> None:
     """A whole life: it fails, cannot be reached, goes on, a node comes back, it is done."""
     results: list[Observation] = [
-        after(), seen(WELL, result=Followed(1, frozenset())), Observation(NOW + FIRST_COLLECT_S + 1.0, TIME, verdict=WELL), seen(DEAD), after(), after(SILENT), after(), after(EXAMINED),
+        after(), seen(WELL, result=Followed(1, frozenset())), Observation(NOW + FIRST_COLLECT_S + 1.0, TIME, verdict=WELL), seen(DEAD),
+        after(), after(SILENT), after(), after(EXAMINED),
         after(SILENT), after(), HALTED, after(ResumeResult(2, 40, ("tower", "laptop"))), after(), seen(WELL, result=Followed(2, ABSENT)),
         seen(WELL), seen(WELL, well=ABSENT, checkpoint=40), seen(WELL, well=ABSENT, checkpoint=50), after(), after(Examined(None, 51)), HALTED,
         after(ResumeResult(3, 50, ("tower", "laptop", "oldtower"))), after(), seen(DONE, result=Followed(3, frozenset())),
