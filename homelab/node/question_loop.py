@@ -17,24 +17,25 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
-from homelab.node import verbs
 from homelab.shared.protocol.verb_table import VERBS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from homelab.shared.protocol.files import JsonObject
 
 _PART_BYTES = 1 << 20  # the controller takes no line of more than 4 MiB
 _ERRORS_KEPT_BYTES = 1 << 16
 
 
-def main() -> int:
-    """Until the channel is closed."""
+def main(answered: Callable[[str, bytes], int]) -> int:
+    """Until the channel is closed. `answered`: prints the answer of a verb to a request; its exit code."""
     out = sys.stdout.buffer
     while line := sys.stdin.buffer.readline():
         said = json.loads(line)
         if said["verb"] in VERBS:  # here, so that the next child has it
             importlib.import_module(f"homelab.node.{VERBS[said['verb']].module}")
-        output, returncode, errors = _answer(said)
+        output, returncode, errors = _answer(said, answered)
         for begin in range(0, len(output), _PART_BYTES):
             out.write(b"+" + output[begin : begin + _PART_BYTES].replace(b"\n", b"") + b"\n")
         end = {"returncode": returncode, "stderr": errors.decode("utf-8", "replace")}
@@ -43,7 +44,7 @@ def main() -> int:
     return 0
 
 
-def _answer(said: JsonObject) -> tuple[bytes, int, bytes]:
+def _answer(said: JsonObject, answered: Callable[[str, bytes], int]) -> tuple[bytes, int, bytes]:
     """(what the verb printed, its exit code or the negative number of a signal, the end of its errors)"""
     (output, child_out), (errors, child_err) = os.pipe(), os.pipe()
     pid = os.fork()
@@ -52,7 +53,7 @@ def _answer(said: JsonObject) -> tuple[bytes, int, bytes]:
         try:
             for descriptor, number in ((os.open(os.devnull, os.O_RDONLY), 0), (child_out, 1), (child_err, 2)):
                 os.dup2(descriptor, number)
-            code = verbs.answered(said["verb"], json.dumps(said["request"]).encode())
+            code = answered(said["verb"], json.dumps(said["request"]).encode())
             sys.stdout.flush()
         except BaseException:  # noqa: BLE001 - this is a copy of the parent: nothing may go on in it
             traceback.print_exc()

@@ -57,7 +57,7 @@ def answer(verb: str) -> int:
     if verb == "questions":
         from homelab.node import question_loop
 
-        return question_loop.main()
+        return question_loop.main(answered)
     return answered(verb, None)
 
 
