@@ -15,6 +15,7 @@ from homelab.controller.base.say import Say
 from homelab.controller.config.cluster import Node
 from homelab.controller.config.recipe import Recipe
 from homelab.controller.launchers.torchrun_ssh import by_hand
+from homelab.controller.planning.machines import standbys
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.fanout import Fleet, on_all
 from homelab.controller.run import hub_token, signals, store
@@ -104,8 +105,6 @@ def start(
     names = [node.name for node in plan.nodes]
     secrets = hub_token.to_send()
     is_own_worker = recipe.script is None
-    # Importing Unsloth takes the card.
-    prepares = recipe.script is None and recipe.recovery.auto and recipe.recovery.standby and recipe.method.backend != "unsloth"
 
     def one(name: str) -> dict[str, Any]:
         node = plan.node(name)
@@ -120,7 +119,7 @@ def start(
             token=claim.token,
             program=(node.command[0], "-m", "homelab.worker") if is_own_worker else (),
             direct=is_own_worker and plan.attempt > 1,
-            standby_after_s=_STANDBY_AFTER_S if prepares else None,
+            standby_after_s=_STANDBY_AFTER_S if standbys.prepares(recipe) else None,
         )
         return fleet.agent(name).ask("start", request, timeout_s=30.0)
 

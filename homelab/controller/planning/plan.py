@@ -9,7 +9,7 @@ from homelab.controller.planning import choices
 from homelab.controller.planning.advice import advice, excess, reproducibility
 from homelab.controller.planning.environment import launch_spec, network_profile, personal
 from homelab.controller.planning.inputs import PlanInputs
-from homelab.controller.planning.machines import card_guess, cards, lan_address, machines, old_cards
+from homelab.controller.planning.machines import card_guess, cards, lan_address, machines, old_cards, standbys
 from homelab.controller.planning.memory import wsl
 from homelab.controller.planning.memory.scenario import DoesNotFit
 from homelab.controller.planning.speed import roofline
@@ -68,6 +68,7 @@ def _on_all(inputs: PlanInputs, taking_part: machines.Machines) -> Plan:
             *choices.trainer(recipe, taking_part), *choices.learning_rate(recipe), *choices.data_source(recipe, taking_part.facts, inputs.data),
             *address_choices, *wire.choices, Choice(subject="head", value=head, because="the first healthy node of cluster.toml"),
             *selection.assignment.choices, *([balance] if balance else ()), *step_time.choices(work, time), *start_up.choices(time),
+            *standbys.choices(recipe, taking_part, ranks),
         ),
         warnings=(
             *work.warnings, *selection.assignment.warnings, *reproducibility.warnings_of(work), *reproducibility.date_warnings(work, inputs.moment),

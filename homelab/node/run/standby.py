@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
 
 RECORD, GO = "standby.json", "go.json"  # in the node's folder of the attempt that it stands by for
-RANK_BYTES = 1 << 30  # with its imports done a rank that waits holds 0.5 GB (measured); the rest is for the training beside it
 _LOOK_S = 1.0
 # Variables that are read when a process joins its group, or later: all others have to be the same, because imports have read them.
 _LATE = ("HOMELAB_", "MASTER_", "NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_FR_")
@@ -61,7 +60,7 @@ class Preparing:
                 break
         if self._ended.wait(self._plan["standby_after_s"]):
             return
-        needed = RANK_BYTES * len(self._follower.ranks)
+        needed = waiting_mark.RANK_BYTES * len(self._follower.ranks)
         if control_group.available_bytes() < needed:
             print(f"no standby: this node has less than {needed >> 30} GiB of free memory", flush=True)
             return

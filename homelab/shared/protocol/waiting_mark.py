@@ -6,6 +6,8 @@ VARIABLE = "HOMELAB_STANDBY"  # in the environment that it was started with, whi
 # Its name (/proc/PID/comm, which ps(1) shows) once its imports are done, and from when on it is one of its run; at most 15 characters (prctl(2)).
 WAITS, AT_WORK = "homelab-waits", "homelab-at-work"
 
+RANK_BYTES = 1 << 30  # with its imports done a rank that waits holds half of it (measured); the rest is for the training beside it
+
 
 def waits(*, is_marked: bool, name: str) -> bool:
     """Whether a process only waits. `is_marked`: the variable is in its environment; `name`: the content of /proc/PID/comm."""

@@ -261,7 +261,7 @@ def test_a_node_without_the_memory_for_it_prepares_nothing(machine: Machine, mon
     monkeypatch.setenv("HOMELAB_RUN_DIR", str(machine.run))
     said: list[str] = []
     monkeypatch.setattr("builtins.print", lambda text, **_: said.append(text))
-    monkeypatch.setattr(control_group, "available_bytes", lambda: 2 * standby.RANK_BYTES - 1)
+    monkeypatch.setattr(control_group, "available_bytes", lambda: 2 * waiting_mark.RANK_BYTES - 1)
     with standby.Preparing(plan, str(machine.run), str(machine.here(1))) as preparing:
         preparing._thread.join(20.0)
     assert said == ["no standby: this node has less than 2 GiB of free memory"] and not machine.waiting()
