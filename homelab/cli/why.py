@@ -81,7 +81,7 @@ def _after(answer: Why, options: str) -> list[str]:
         lines.append(f"the run is {answer.run_state} now, in attempt {answer.newest_attempt}, at step {answer.step}")
         if answer.run_state in ("starting", "running", "done"):
             lines.append("nothing needs to be done now: the fix above is for the next time")
-    lines += [leave.sentence(row.name, row.until) for row in answer.given_back]
+    lines += [leave.sentence(row.name, leave.Away(row.until, row.because)) for row in answer.given_back]
     lines += answer.alone
     if answer.stored is not None or answer.state == "failed":
         option = f" --attempt {answer.attempt}" if answer.attempt < answer.newest_attempt else ""

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(60)
 
 @pytest.fixture(autouse=True)
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of two nodes that do not answer: nobody asks them while no run uses them."""
+    """Of two nodes that do not answer: nobody asks them before one is taken back."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOMELAB_CLUSTER", str(tmp_path / "cluster.toml"))
     monkeypatch.setenv("HOMELAB_RUNS", str(tmp_path / "runs"))
@@ -31,7 +31,14 @@ def test_there_and_back(cluster: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert said[-1] == "Next: homelab yield tower --back"
     assert "tower" in leave_folder.lasting(cluster / "runs")
     assert run(["yield", "tower", "--back", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"node": "tower", "given_back": False, "until": None, "runs": {}, "supervised_on": {}}
+    assert json.loads(capsys.readouterr().out) == {
+        "node": "tower",
+        "given_back": False,
+        "until": None,
+        "runs": {},
+        "supervised_on": {},
+        "overridden": [],
+    }
     assert leave_folder.lasting(cluster / "runs") == {}
 
 

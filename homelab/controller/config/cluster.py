@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
+from homelab.controller.base import daily_hours
 from homelab.controller.base.models import ConfigModel
 from homelab.controller.config.environment import NodeEnvironment
 
@@ -80,6 +81,18 @@ def _check_workdir(path: str) -> str:
     return _check_remote_path(path)
 
 
+# They run on every node, or belong to a run: with such a name in `yield_to` the node would never train.
+_NEVER_THE_OWNERS = re.compile(r"(?i:homelab|python[\d.]*|pt_main_thread|torchrun|sshd?|sshd-session|(ba|da|z)?sh|systemd|nvidia-smi)")
+
+
+def _check_program(name: str) -> str:
+    if not name.isprintable() or name != name.strip() or not name or "/" in name or len(name) > 64:
+        raise ValueError('the name of a program as `ps -e` shows it, like "steam": without a path, at most 64 characters')
+    if _NEVER_THE_OWNERS.fullmatch(name):
+        raise ValueError(f'"{name}" runs for homelab, too, so the node would never train: name the program that the owner starts')
+    return name
+
+
 Name = Annotated[str, AfterValidator(_check_name)]
 Host = Annotated[str, AfterValidator(_check_host)]
 Address = Annotated[str, AfterValidator(_check_address)]
@@ -88,6 +101,8 @@ RemotePath = Annotated[str, AfterValidator(_check_remote_path)]
 Workdir = Annotated[str, AfterValidator(_check_workdir)]
 User = Annotated[str, AfterValidator(_check_user)]
 Interface = Annotated[str, AfterValidator(_check_interface)]
+Hours = Annotated[str, AfterValidator(daily_hours.tidy)]
+Program = Annotated[str, AfterValidator(_check_program)]
 
 
 class Gpu(ConfigModel):
@@ -109,7 +124,10 @@ class Gpu(ConfigModel):
 
 
 class Node(ConfigModel):
-    """One machine. Where `gpus` names fewer cards than it has, the others take no part. `environment` is that of whatever runs on it."""
+    """One machine. Where `gpus` names fewer cards than it has, the others take no part. `environment` is that of whatever runs on it.
+
+    When it is its owner's: outside `hours` (by its own clock; "" is always), while a program of `yield_to` runs, and as `yield_when` says.
+    """
 
     name: Name
     host: Host
@@ -123,6 +141,9 @@ class Node(ConfigModel):
     interface: Interface | None = None
     gpus: tuple[Gpu, ...] = ()
     speed: float | None = Field(default=None, gt=0)
+    hours: Hours = ""
+    yield_to: Annotated[tuple[Program, ...], Field(max_length=64)] = ()
+    yield_when: Literal["gpu", "input", "never"] = "never"
     environment: NodeEnvironment = {}
     _known_hosts: str | None = PrivateAttr(default=None)
 

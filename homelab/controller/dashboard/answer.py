@@ -51,7 +51,7 @@ def line(snapshot: Snapshot) -> Text:
 
 def _what(snapshot: Snapshot) -> list[Text]:
     """Why it ended, or how it ends; of a run that goes on, how long it will take and who is well."""
-    away = [Text(leave.sentence(node.name, node.until), style="yellow") for node in snapshot.given_back]
+    away = [Text(leave.sentence(node.name, leave.Away(node.until, node.because)), style="yellow") for node in snapshot.given_back]
     if snapshot.waits_for_owner:
         return away
     count = len(snapshot.nodes)

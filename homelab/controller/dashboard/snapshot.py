@@ -47,10 +47,11 @@ class LeftOut(DisplayValue):
 
 
 class GivenBack(DisplayValue):
-    """A node that is with its owner. `until` as people read it, empty without an end."""
+    """A node that is with its owner. `until` as people read it, empty without an end; `because`: why it went by itself, empty where a person said so."""
 
     name: str
     until: str = ""
+    because: str = ""
 
 
 class NodeRow(DisplayValue):

@@ -86,7 +86,7 @@ def build(run: RunInfo, observed: NodeAnswers) -> Snapshot:
 def _given_back(state: State, events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Who is with an owner now; of a run that is over nobody is."""
     away = leave.lasting(events) if state not in FINISHED else {}
-    rows = tuple(GivenBack(name=name, until=until) for name, until in away.items())
+    rows = tuple(GivenBack(name=name, until=one.until, because=one.because) for name, one in away.items())
     return {"given_back": rows, "waits_for_owner": bool(away) and state != "running" and leave.is_waiting(events)}
 
 

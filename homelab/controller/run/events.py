@@ -41,7 +41,12 @@ _SENTENCES: dict[Kind, tuple[str, ...]] = {
     "mended": ("repaired from {node}: {files}",),
     "adopted": ("adopted from {node}",),
     "note": ("{text}",),
-    "given-back": ("{node} was given back to its owner until {until}", "{node} was given back to its owner"),
+    "given-back": (
+        "{node} was given back to its owner until {until}: {because}",
+        "{node} was given back to its owner until {until}",
+        "{node} was given back to its owner: {because}",
+        "{node} was given back to its owner",
+    ),
     "came-back": ("{node} came back from its owner",),
 }
 Tone = Literal["", "good", "waiting", "trouble"]
@@ -108,9 +113,10 @@ def resumed(attempt: int, step: int, /, *, is_program: bool, **details: Any) -> 
     return event("attempt-resumed", attempt, step=step, **saved, **details)
 
 
-def given_back(attempt: int | None, node: str, until: str) -> Event:
-    """The node is free for its owner; `until` is empty where no end is known."""
-    return event("given-back", attempt, node=node, **({"until": until} if until else {}))
+def given_back(attempt: int | None, node: str, until: str, because: str = "") -> Event:
+    """The node is free for its owner; `until` is empty where no end is known, `because` where a person said so."""
+    details = {"until": until, "because": because}
+    return event("given-back", attempt, node=node, **{key: value for key, value in details.items() if value})
 
 
 def note(text: str, **values: Any) -> Event:

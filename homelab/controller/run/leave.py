@@ -1,6 +1,7 @@
 """A leave: a node that its owner wants for something else, for a while. Whether it is over, and what the events of a run tell of leaves. Pure.
 
-It is no fault. A run saves, goes on without the node, and takes it back afterwards.
+A person types it (`Leave`), or the node sees signs of its owner (`homelab.controller.run.house`). It is no fault.
+A run saves, goes on without the node, and takes it back afterwards.
 """
 
 from __future__ import annotations
@@ -14,14 +15,26 @@ from pydantic import Field
 from homelab.controller.base import units
 from homelab.controller.base.models import WireModel
 from homelab.controller.run import events
+from homelab.shared.protocol.house_messages import HouseSign
 
 MOST_S = 366 * 24 * 3600.0
 Moment = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]
+HOURS = "it is outside its hours"
+"""Why a node is its owner's that trains at other hours."""
+
+
+@dataclass(frozen=True)
+class Away:
+    """That a node is with its owner: `until` when, as people read it, "" without an end; and why, "" where a person typed it."""
+
+    until: str = ""
+    because: str = ""
 
 
 class Leave(WireModel):
     """`since` and `until` in seconds since 1970, `until` None: until the node is taken back by hand. `for_s`: how long it is where a duration was
-    named, which is counted by a clock that nobody sets. `is_back`: it was taken back by hand.
+    named, which is counted by a clock that nobody sets. `is_back`: it was taken back by hand. `against`: then these signs of its owner
+    (`sign_key`) do not count until each is gone once.
     """
 
     node: Annotated[str, Field(max_length=200)]
@@ -29,6 +42,7 @@ class Leave(WireModel):
     until: Moment | None = None
     for_s: Annotated[float, Field(gt=0, le=MOST_S, allow_inf_nan=False)] | None = None
     is_back: bool = False
+    against: Annotated[tuple[Annotated[str, Field(max_length=200)], ...], Field(max_length=64)] = ()
 
     def until_words(self, now: float) -> str:
         """ "23:00", in the time of this machine; empty without an end."""
@@ -72,17 +86,22 @@ class LeaveTimes:
     seconds: float = 0.0
 
 
-def sentence(node: str, until: str) -> str:
-    """ "tower was given back to its owner until 23:00"."""
-    return events.given_back(None, node, until).sentence
+def sentence(node: str, away: Away) -> str:
+    """ "tower was given back to its owner until 23:00", "tower was given back to its owner: steam runs there"."""
+    return events.given_back(None, node, away.until, away.because).sentence
 
 
-def lasting(lines: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Node that is with its owner -> until when, as the events of a run have said it last; "" without an end."""
-    away: dict[str, str] = {}
+def sign_key(sign: HouseSign) -> str:
+    """What names a sign, whichever process it comes from."""
+    return f"{sign.kind}:{sign.name}"
+
+
+def lasting(lines: Iterable[Mapping[str, Any]]) -> dict[str, Away]:
+    """Node that is with its owner -> until when and why, as the events of a run have said it last."""
+    away: dict[str, Away] = {}
     for event, node, _ in _told(lines):
         if event.kind == "given-back":
-            away[node] = str(event.values.get("until") or "")
+            away[node] = Away(str(event.values.get("until") or ""), str(event.values.get("because") or ""))
         elif event.kind == "came-back":
             away.pop(node, None)
     return away

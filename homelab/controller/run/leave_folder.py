@@ -14,8 +14,9 @@ from pydantic import ValidationError
 
 from homelab.controller.base.errors import BusyError
 from homelab.controller.base.hint import Hint, homelab
-from homelab.controller.run import leave, store
-from homelab.controller.run.leave import Leave, LeaveClock
+from homelab.controller.remote.fanout import Fleet
+from homelab.controller.run import house, leave, store
+from homelab.controller.run.leave import Away, Leave, LeaveClock
 from homelab.shared.protocol import files, layout
 
 NAME = "given-back"
@@ -51,15 +52,22 @@ def lasting(runs_dir: Path) -> dict[str, Leave]:
     return LeaveClock().lasting(read(runs_dir).values(), time.time(), time.monotonic())
 
 
-def refuse(runs_dir: Path, names: Collection[str], command: str) -> None:
+def away(fleet: Fleet, runs_dir: Path, names: Collection[str]) -> dict[str, Away]:
+    """Of these nodes, in their order: who is with its owner, because somebody typed it or because the node says so now."""
+    now, known = time.time(), read(runs_dir)
+    typed = LeaveClock().lasting(known.values(), now, time.monotonic())
+    seen = house.away(fleet, [name for name in names if name not in typed], known)
+    return {name: Away(typed[name].until_words(now)) if name in typed else seen[name] for name in names if name in typed or name in seen}
+
+
+def refuse(fleet: Fleet, runs_dir: Path, names: Collection[str], command: str) -> None:
     """Raises BusyError where one of these nodes is with its owner. `command`: of ours, that takes --nodes."""
-    now, all_away = time.time(), lasting(runs_dir)
-    away = [name for name in names if name in all_away]
-    if not away:
+    owned = away(fleet, runs_dir, names)
+    if not owned:
         return
-    others = ",".join(name for name in names if name not in away)
-    back = homelab("yield", away[0], "--back")
+    others = ",".join(name for name in names if name not in owned)
+    back = homelab("yield", next(iter(owned)), "--back")
     raise BusyError(
-        "; ".join(leave.sentence(name, all_away[name].until_words(now)) for name in away), where=f"node {', '.join(away)}",
+        "; ".join(leave.sentence(name, one) for name, one in owned.items()), where=f"node {', '.join(owned)}",
         hint=Hint("train without it: {}; or take it back: {}", homelab(command, "--nodes", others), back) if others else back,
     )  # fmt: skip

@@ -1,4 +1,5 @@
-"""Follow one attempt on this node: a line at every change, and one a second as a sign of life. Files and /proc only, no programs.
+"""Follow one attempt on this node: a line at every change, and one a second as a sign of life. Files and /proc only, no programs; those that tell
+of the node's owner are asked by a thread of their own (`homelab.node.run.house_watch`).
 
 Ages are counted by this process's own monotonic clock: a wall clock that jumps by an hour says nothing about a rank.
 """
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from homelab.node import paths
 from homelab.node.run import attempt_records, ownership
+from homelab.node.run.house_watch import HouseWatch
 from homelab.node.run.peer_probe import Peers
 from homelab.node.system import process_activity, processes
 from homelab.node.system.boot_clock import boot_id
@@ -51,17 +53,19 @@ def follow(request: FollowRequest) -> None:
     threading.Thread(target=listen, daemon=True).start()
     peers = Peers(follower.peers)
     before, said_at = None, -BEAT_S
-    while not ended.is_set():
-        status = follower.look(time.monotonic())
-        status = status.replace(missing_s=peers.look(status.ranks, time.monotonic()))
-        essence = _essence(status)
-        if essence != before or time.monotonic() - said_at >= BEAT_S:
-            try:
-                print(json.dumps(status, default=message.fields), flush=True)
-            except OSError:  # the follower is gone
-                return
-            before, said_at = essence, time.monotonic()
-        ended.wait(INTERVAL_S)
+    with HouseWatch(request, follower.folder, request.attempt, follower.here) as house:
+        while not ended.is_set():
+            status = follower.look(time.monotonic())
+            house.hear(status.ranks)
+            status = status.replace(missing_s=peers.look(status.ranks, time.monotonic()), house=house.seen)
+            essence = _essence(status)
+            if essence != before or time.monotonic() - said_at >= BEAT_S:
+                try:
+                    print(json.dumps(status, default=message.fields), flush=True)
+                except OSError:  # the follower is gone
+                    return
+                before, said_at = essence, time.monotonic()
+            ended.wait(INTERVAL_S)
 
 
 def _essence(status: StatusLine) -> StatusLine:

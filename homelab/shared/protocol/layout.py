@@ -3,11 +3,12 @@ worker join them to a folder of theirs; no other file spells them.
 
     WORKDIR/runs/RUN/             run.json, checkpoints/, final/, profiles/, tensorboard/; saved/ is for what a program of one's own saves
         attempts/N/               plan.json
-            nodes/NODE/           start.json, exit.json, energy.json, logs; save.json while a checkpoint is asked for
+            nodes/NODE/           start.json, exit.json, energy.json, house.json, logs; save.json while a checkpoint is asked for
             ranks/RANK/           heartbeat.json, metrics.jsonl, samples.jsonl, modules.json, error.json
     WORKDIR/supervised/RUN/       a supervisor that was placed on this node
     WORKDIR/data/DIGEST/          files shipped from the controller
     WORKDIR/speeds/               measured speeds
+    WORKDIR/yield                 made by a person at the machine who wants it, and removed again
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ START_JSON = "start.json"
 EXIT_JSON = "exit.json"
 SAVE_JSON = "save.json"
 ENERGY_JSON = "energy.json"
+HOUSE_JSON = "house.json"
 HEARTBEAT_JSON = "heartbeat.json"
 ERROR_JSON = "error.json"
 METRICS_JSONL = "metrics.jsonl"
@@ -39,6 +41,7 @@ EVENTS_JSONL = "events.jsonl"
 RUNS = "runs"
 DATA = "data"
 SPEEDS = "speeds"
+YIELD = "yield"
 CODE = "code"
 ATTEMPTS = "attempts"
 CHECKPOINTS = "checkpoints"

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Optional
 
 from homelab.shared.markers import Above, AtLeast, Below, Longest, Matches
 from homelab.shared.protocol.card_messages import GpuFacts
+from homelab.shared.protocol.house_messages import HouseOrNone
 from homelab.shared.protocol.marks import (
     FEW_LINES,
     FINITE,
@@ -79,6 +80,7 @@ class StatusLine(Message):
     ranks: Annotated[dict[Rank, RankStatus], Longest(MOST_RANKS)] = {}
     # node that this one once reached -> for how long it has not any more (`homelab.node.run.peer_probe`)
     missing_s: Annotated[dict[str, float], Longest(MOST_NODES)] = {}
+    house: HouseOrNone = None  # whether its owner is there; None before the first look
 
 
 class RunReply(Message):

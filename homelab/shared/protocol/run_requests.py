@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Optional
 
 from homelab.shared.markers import Longest
+from homelab.shared.protocol.house_messages import Programs, When
 from homelab.shared.protocol.marks import MOST_RANKS, Attempt, Count, Duration, Json, Path
 from homelab.shared.protocol.request import Request, RunRequest, UsableName, Variables
 
@@ -72,11 +73,13 @@ class UndoRequest(RunRequest):
 
 
 class FollowRequest(RunRequest):
-    """`follow`. `by` and `process`: who asks."""
+    """`follow`. `by` and `process`: who asks. `yield_to`, `yield_when`: what is a sign of the node's owner."""
 
     attempt: Attempt
     by: Name = ""
     process: Json = {}
+    yield_to: Programs = ()
+    yield_when: When = "never"
 
 
 class SaveRequest(RunRequest):

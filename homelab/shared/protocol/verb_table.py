@@ -58,6 +58,7 @@ VERBS = {
     "follow": Verb("run.status_stream.follow", "run_requests.FollowRequest", "run_messages.StatusLine"),
     "free-port": Verb("system.ports.answer_free_port", "network_messages.FreePortRequest", "network_messages.Port"),
     "has-file": Verb("storage.transfer.has_file", "checkpoint_messages.FileRequest", "checkpoint_messages.HasFile"),
+    "house": Verb("run.house_watch.look", "house_messages.HouseRequest", "house_messages.House"),
     "manifest": Verb("storage.transfer.checkpoint_manifest", "checkpoint_messages.CheckpointRequest", "checkpoint_messages.Manifest"),
     "mark-stop": Verb("run.torchrun.mark_stop", "run_requests.StopRequest", "message.Done"),
     "meet": Verb("network.connectivity.meet", "network_messages.MeetRequest", "network_messages.Dials"),

@@ -11,7 +11,10 @@ import pytest
 from homelab.controller.base.errors import BusyError
 from homelab.controller.run import leave, leave_folder
 from homelab.controller.run.events import event, given_back
-from homelab.controller.run.leave import Leave, LeaveClock, LeaveTimes
+from homelab.controller.run.leave import Away, Leave, LeaveClock, LeaveTimes
+from homelab.shared.protocol.house_messages import House, HouseSign
+from tests import builders
+from tests.fakes import FakeFleet
 
 pytestmark = pytest.mark.timeout(30)
 TYPED = 1_800_000_000.0
@@ -74,8 +77,11 @@ LIFE = told(
 
 
 def test_the_events_tell_who_is_away_and_for_how_long() -> None:
-    assert leave.lasting(LIFE[:2]) == {"tower": "23:00"} and leave.lasting(LIFE[:4]) == {"tower": "23:30"}
-    assert leave.lasting(LIFE[:5]) == {} and leave.lasting(LIFE) == {"tower": ""}
+    assert leave.lasting(LIFE[:2]) == {"tower": Away("23:00")} and leave.lasting(LIFE[:4]) == {"tower": Away("23:30")}
+    assert leave.lasting(LIFE[:5]) == {} and leave.lasting(LIFE) == {"tower": Away()}
+    by_itself = told((950.0, given_back(3, "tower", "07:00", leave.HOURS)))
+    assert leave.lasting(LIFE + by_itself) == {"tower": Away("07:00", leave.HOURS)}
+    assert by_itself[0]["what"] == "tower was given back to its owner until 07:00: it is outside its hours"
     assert leave.lent(LIFE[:5]) == {"tower"}, "its leave is over, and it does not train yet"
     assert leave.lent(LIFE[:6]) == set()
     assert leave.times(LIFE, 1440.0) == {"tower": LeaveTimes(2, 300.0 + 540.0)}
@@ -111,12 +117,33 @@ def test_a_wish_is_kept_beside_the_runs_and_a_file_that_is_half_there_changes_no
 
 
 def test_a_launch_does_not_take_a_node_that_is_with_its_owner(tmp_path: Path) -> None:
-    leave_folder.write(tmp_path, Leave(node="tower", since=time.time()))
-    leave_folder.refuse(tmp_path, ["laptop"], "launch RECIPE")
+    fleet, runs = FakeFleet(tmp_path, ("tower", "laptop")), tmp_path / "runs"
+    leave_folder.write(runs, Leave(node="tower", since=time.time()))
+    leave_folder.refuse(fleet, runs, ["laptop"], "launch RECIPE")
     with pytest.raises(BusyError) as raised:
-        leave_folder.refuse(tmp_path, ["laptop", "tower"], "launch RECIPE")
+        leave_folder.refuse(fleet, runs, ["laptop", "tower"], "launch RECIPE")
     assert "tower was given back to its owner" in raised.value.message
     assert "homelab launch RECIPE --nodes laptop" in raised.value.hint and "homelab yield tower --back" in raised.value.hint
     with pytest.raises(BusyError) as raised:
-        leave_folder.refuse(tmp_path, ["tower"], "launch RECIPE")
+        leave_folder.refuse(fleet, runs, ["tower"], "launch RECIPE")
     assert raised.value.hint == "homelab yield tower --back"
+    assert fleet.verbs("house") == ["laptop", "laptop"], "whoever was given away by hand is not asked"
+
+
+def test_nor_one_whose_owner_is_there_or_that_is_outside_its_hours(tmp_path: Path) -> None:
+    nodes = {"tower": {"hours": "23:00-07:00"}, "laptop": {"yield_to": ("steam",)}}
+    fleet, runs = FakeFleet(tmp_path, cluster=builders.cluster(("tower", "laptop", "oldtower"), nodes=nodes)), tmp_path / "runs"
+    fleet.answer("house", House(minute=12 * 60))
+    fleet.answer("house", House(minute=0, signs=(HouseSign(kind="program", name="steam", pid=7),)), ["laptop"])
+    with pytest.raises(BusyError) as raised:
+        leave_folder.refuse(fleet, runs, ["tower", "laptop", "oldtower"], "launch RECIPE")
+    said = "tower was given back to its owner until 23:00: it is outside its hours; laptop was given back to its owner: steam runs there"
+    assert raised.value.message == said and "homelab launch RECIPE --nodes oldtower" in raised.value.hint
+    assert [request["yield_to"] for request in fleet.nodes["laptop"].requests] == [["steam"]]
+    leave_folder.write(runs, Leave(node="laptop", since=1.0, is_back=True, against=("program:steam",)))
+    leave_folder.refuse(fleet, runs, ["laptop", "oldtower"], "launch RECIPE")
+    fleet.answer("house", House(minute=0, signs=(HouseSign(kind="asked"),)), ["laptop"])
+    with pytest.raises(BusyError, match="somebody at the machine asked for it"):
+        leave_folder.refuse(fleet, runs, ["laptop"], "launch RECIPE")
+    fleet.nodes["laptop"].is_off = True
+    leave_folder.refuse(fleet, runs, ["laptop"], "launch RECIPE")  # preflight says that it does not answer

@@ -65,7 +65,7 @@ def launch_run(fleet: Fleet, recipe: Recipe, request: LaunchRequest, view: Launc
     """Launch the recipe on all nodes of `fleet`; None after a dry run. Raises HomelabError when it is refused: then nothing was started."""
     if request.profile is not None:
         profile_request.refuse_early(request.profile, recipe, str(request.recipe_file))
-    leave_folder.refuse(request.runs_dir, [node.name for node in fleet.cluster.nodes], "launch RECIPE")
+    leave_folder.refuse(fleet, request.runs_dir, [node.name for node in fleet.cluster.nodes], "launch RECIPE")
     with ExitStack() as unused:
 
         def name_beside(others: set[str]) -> str:

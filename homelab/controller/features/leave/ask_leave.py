@@ -18,7 +18,7 @@ from homelab.controller.features.queue import hours
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote import ship
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import event_log, leave, leave_folder, ownership, run_folder, store, supervisor_lock, supervisor_record
+from homelab.controller.run import event_log, house, leave, leave_folder, ownership, run_folder, store, supervisor_lock, supervisor_record
 from homelab.controller.run.leave import Leave
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.state import FINISHED
@@ -33,19 +33,21 @@ _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 24 * 3600.0}
 class Left:
     """What came of it. `lasting`: the leave, None where the node was taken back. `goes_on`: run -> the nodes that go on with it; none: it waits.
 
-    `elsewhere`: run -> the node on which its supervisor is, which does the rest.
+    `elsewhere`: run -> the node on which its supervisor is, which does the rest. `overridden`: why the node would be its owner's, in words: that does
+    not count until it is over once.
     """
 
     node: str
     lasting: Leave | None
     goes_on: dict[str, tuple[str, ...]]
     elsewhere: dict[str, str]
+    overridden: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The `--json` shape; `until` in seconds since 1970, null without an end."""
         return {
             "node": self.node, "given_back": self.lasting is not None, "until": self.lasting.until if self.lasting else None,
-            "runs": {run: list(nodes) for run, nodes in self.goes_on.items()}, "supervised_on": self.elsewhere,
+            "runs": {run: list(nodes) for run, nodes in self.goes_on.items()}, "supervised_on": self.elsewhere, "overridden": list(self.overridden),
         }  # fmt: skip
 
 
@@ -103,15 +105,17 @@ def give_back(fleet: Fleet, runs_dir: Path, one: Leave, say: Say) -> Left:
 
 
 def take_back(fleet: Fleet, runs_dir: Path, node: str) -> Left:
-    """The runs may use it again. Raises InputError where nobody has it."""
-    before = leave_folder.lasting(runs_dir).get(node)
-    if before is None:
+    """The runs may use it again, whatever the node itself says of its owner now. Raises InputError where nobody has it."""
+    before, runs = leave_folder.lasting(runs_dir).get(node), _open_runs(runs_dir)
+    signs = house.seen(fleet, [node]).get(node, {})
+    went_by_itself = any(node in leave.lasting(event_log.lines(paths)) for paths in runs)
+    if before is None and not signs and not went_by_itself:
         raise InputError(f"{node} is with nobody: there is nothing to take back", where=f"node {node}", hint=homelab("status"))
-    one = before.model_copy(update={"is_back": True})
+    one = (before or Leave(node=node, since=time.time())).model_copy(update={"is_back": True, "against": tuple(signs)})
     leave_folder.write(runs_dir, one)
-    runs = _open_runs(runs_dir)
     here = [paths.name for paths in runs if supervisor_lock.is_held(paths) and node in leave.lent(event_log.lines(paths))]
-    return Left(node, None, dict.fromkeys(here, ()), _told_elsewhere(fleet, runs, one))
+    words = tuple(one.because for one in signs.values())
+    return Left(node, None, dict.fromkeys(here, ()), _told_elsewhere(fleet, runs, one), words)
 
 
 def _open_runs(runs_dir: Path) -> list[RunPaths]:
@@ -207,7 +211,8 @@ def lines(left: Left, now: float) -> list[str]:
         back = listed([*left.goes_on, *left.elsewhere])
         return [
             f"{left.node} was taken back"
-            + (f": {back} saves, and goes on with it as soon as it is healthy" if back else "; no run waits for it")
+            + (f": {back} saves, and goes on with it as soon as it is healthy" if back else "; no run waits for it"),
+            *([f"this counts no more until it is over once: {'; '.join(left.overridden)}"] if left.overridden else []),
         ]
     until = left.lasting.until_words(now)
     said = [f"{left.node} is free{f' until {until}' if until else ''}" + ("" if left.goes_on or left.elsewhere else "; no run uses it")]

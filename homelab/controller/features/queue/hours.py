@@ -6,23 +6,21 @@ change to summer time, changes the answer at the next look, and nothing else.
 
 from __future__ import annotations
 
-import re
 import time
 
+from homelab.controller.base import daily_hours
 from homelab.controller.base.errors import InputError
 from homelab.controller.features.queue.queued_job import QueuedJob
-
-_DAY = 24 * 60
 
 
 def parsed(text: str, option: str) -> str:
     """HH:MM, from what was typed. Raises InputError."""
-    found = re.fullmatch(r"(\d{1,2}):(\d{2})", text.strip(), re.ASCII)
-    if found is None or int(found[1]) > 23 or int(found[2]) > 59:
+    try:
+        return daily_hours.clock(daily_hours.minute(text))
+    except ValueError:
         raise InputError(
             f'"{text}" is no time of day', where=f"{option} {text}", hint=f"write hours and minutes, 00:00 to 23:59: {option} 23:00"
-        )
-    return f"{int(found[1]):02d}:{found[2]}"
+        ) from None
 
 
 def window(not_before: str, stop_at: str, now: float) -> tuple[str, str]:
@@ -44,8 +42,7 @@ def is_open(job: QueuedJob, now: float) -> bool:
     """Whether the job may train now."""
     if job.not_before and job.stop_at:
         clock = time.localtime(now)
-        since = (clock.tm_hour * 60 + clock.tm_min - _minute(job.not_before)) % _DAY
-        return since < (_minute(job.stop_at) - _minute(job.not_before)) % _DAY
+        return daily_hours.is_within((_minute(job.not_before), _minute(job.stop_at)), clock.tm_hour * 60 + clock.tm_min)
     return not job.not_before or now >= following(job.not_before, job.added_at)
 
 
@@ -73,5 +70,8 @@ def following(clock: str, moment: float) -> float:
 
 
 def _minute(clock: str) -> int:
-    hours, _, minutes = clock.partition(":")
-    return int(hours) * 60 + int(minutes) if hours.isdecimal() and minutes.isdecimal() else 0
+    """Of a job's file, in which anything may stand."""
+    try:
+        return daily_hours.minute(clock)
+    except ValueError:
+        return 0

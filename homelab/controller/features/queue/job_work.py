@@ -73,11 +73,9 @@ class JobWork:
 
     def busy(self, job: QueuedJob) -> str:
         """Why its nodes cannot be had now; empty if all answer, nothing of ours is on them and no owner wants one."""
-        away = leave_folder.lasting(self.runs_dir)
-        for name in job.needs(self.every()):
-            if name in away:
-                return leave.sentence(name, away[name].until_words(time.time()))
         with self._fleet(job) as fleet:
+            for name, one in leave_folder.away(fleet, self.runs_dir, job.needs(self.every())).items():
+                return leave.sentence(name, one)
             answers, errors = fleet.ask("runs")
         for name, error in errors.items():
             return f"{name} does not answer: {error.message}"

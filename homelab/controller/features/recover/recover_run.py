@@ -82,7 +82,7 @@ def recover_run(fleet: Fleet, request: RecoverRequest, view: RecoverView) -> Run
             again = (
                 " --from-scratch" if request.from_scratch == "always" else ""
             )  # else it and the error that names it would lead in a circle
-            leave_folder.refuse(request.runs_dir, request.nodes, f"recover {paths.name}{again}")
+            leave_folder.refuse(fleet, request.runs_dir, request.nodes, f"recover {paths.name}{again}")
             names = [node.name for node in fleet.cluster.nodes]
             claim = exclusive.enter_context(claims.claimed(fleet, paths.name, names, "recovered by hand", age_s=request.age_s))
             examination = examine.examine(fleet, paths, say)

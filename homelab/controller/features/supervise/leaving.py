@@ -35,7 +35,7 @@ class Moves:
 
 def moves(observation: Observation, absent: Collection[str], well: Collection[str]) -> Moves:
     """`absent`: nodes that are not in the attempt; `well`: those of them that could take part."""
-    leaving = {name: leave.sentence(name, until) for name, until in observation.away.items() if name not in absent}
+    leaving = {name: leave.sentence(name, away) for name, away in observation.away.items() if name not in absent}
     back = sorted(name for name in well if name in observation.lent and name not in observation.away)
     return Moves(leaving, tuple(back))
 
@@ -53,9 +53,9 @@ def next_move(observation: Observation, saving: Saving | None) -> Literal["save"
     return "move" if is_saved or observation.now_s - saving.since_s > SAVE_S else "wait"
 
 
-def why_waits(away: Mapping[str, str], nodes: Collection[str], indispensable: Mapping[str, tuple[int, ...]]) -> str:
+def why_waits(away: Mapping[str, leave.Away], nodes: Collection[str], indispensable: Mapping[str, tuple[int, ...]]) -> str:
     """Why nobody can go on without the nodes that are `away`; empty where the others can. `nodes`: that answer."""
-    said = "; ".join(leave.sentence(name, until) for name, until in sorted(away.items()))
+    said = "; ".join(leave.sentence(name, away[name]) for name in sorted(away))
     if not set(nodes) - set(away):
         return f"{said}, and no other node is left" if away else ""
     needed = [name for name in sorted(away) if name in indispensable]

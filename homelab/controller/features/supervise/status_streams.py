@@ -80,12 +80,13 @@ class StatusStreams:
         while not self._ended.is_set():
             agent: Agent | None = None
             try:
-                agent = connect(self._cluster, self._cluster.node(name))
+                node = self._cluster.node(name)
+                agent, request = connect(self._cluster, node), self._request.replace(yield_to=node.yield_to, yield_when=node.yield_when)
                 try:
-                    stream = agent.open("follow", self._request)
+                    stream = agent.open("follow", request)
                 except HomelabError:
                     agent.ask("free-port")  # ships the code where it is missing; a stream cannot
-                    stream = agent.open("follow", self._request)
+                    stream = agent.open("follow", request)
                 try:
                     while not self._ended.is_set():
                         line = stream.readline(_PATIENCE_S)

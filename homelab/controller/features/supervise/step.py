@@ -199,7 +199,7 @@ def _decide(state: State, recovering: Recovering, observation: Observation, halt
     state = replace(state, recovering=replace(recovering, decision=decision))
     exclude = tuple(dict.fromkeys((*decision.exclude, *sorted(away))))
     why_not = [decision.because] if decision.exclude or not away else []
-    why_not += [leave.sentence(name, until) for name, until in sorted(away.items())]
+    why_not += [leave.sentence(name, away[name]) for name in sorted(away)]
     return state, acts.Resume("; ".join(why_not), exclude, restart_policy.lowered(state.restarts, decision))
 
 

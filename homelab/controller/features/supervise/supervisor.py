@@ -57,7 +57,7 @@ class Supervisor:
         self._try: RecoveryTry | None = None
         self._collecting: threading.Thread | None = None
         self._asking: threading.Thread | None = None
-        self._leaves = LeaveWatch(paths, self._run.nodes)
+        self._leaves = LeaveWatch(paths, self._run.cluster, lambda: self._watch.streams.statuses() if self._watch is not None else {})
         self._free = self._absent()
         self._looking = threading.Lock()
         self._fleet: Fleet | None = None  # kept open from look to look, and handed to a recovery
@@ -89,6 +89,7 @@ class Supervisor:
             self._close()
             if self._fleet is not None:
                 self._fleet.__exit__()
+            self._leaves.close()
             self._notifier.close()
 
     def _observe(self, result: Result | None) -> Observation:

@@ -11,6 +11,7 @@ from homelab.controller.features.supervise.acts import Begin, Collect, End, Exam
 from homelab.controller.features.supervise.leaving import LOOK_S, SAVE_S, Saving
 from homelab.controller.features.supervise.observation import Examined, HaltResult, Observation, ResumeResult
 from homelab.controller.features.supervise.step import RETRY_S, WAIT_S, Recovering, State, next_step
+from homelab.controller.run.leave import Away
 from tests.controller.features.supervise.test_step import (
     ABSENT,
     BLIND,
@@ -30,7 +31,7 @@ from tests.controller.features.supervise.test_step import (
 )  # fmt: skip
 
 pytestmark = pytest.mark.timeout(30)
-AWAY = {"laptop": "23:00"}
+AWAY = {"laptop": Away("23:00")}
 SAID = "laptop was given back to its owner until 23:00"
 LEAVE = Incident(None, TIME, ABSENT, leaving={"laptop": SAID})
 LENT = frozenset({"oldtower"})
@@ -71,8 +72,8 @@ def test_a_leave_saves_first_and_is_no_restart() -> None:
         ("a node that is not heard could not be stopped", watching(reported=BLIND.because), replace(trains(away=AWAY), verdict=BLIND), Wait()),
         ("the training ends while it is asked to save", ASKED, replace(trains(away=AWAY), verdict=DONE), End("done", "done", ABSENT, collects=True)),
         ("a rank dies meanwhile: that is a fault", ASKED, replace(trains(away=AWAY), verdict=DEAD), Begin(Incident(DEAD, TIME, ABSENT))),
-        ("a node that does not take part is free already", state(), trains(away={"oldtower": ""}), Wait()),
-        ("and is not taken back while it is away", watching(first_seen={"oldtower": 40}), trains(away={"oldtower": ""}, well=ABSENT, checkpoint=50), Wait()),
+        ("a node that does not take part is free already", state(), trains(away={"oldtower": Away()}), Wait()),
+        ("and is not taken back while it is away", watching(first_seen={"oldtower": 40}), trains(away={"oldtower": Away()}, well=ABSENT, checkpoint=50), Wait()),
         ("it came back: a save is asked for, not waited for", state(), trains(lent=LENT, well=ABSENT), Save()),
         ("then it takes part again", ASKED, trains(lent=LENT, well=ABSENT, checkpoint=41), Begin(RETURN)),
         ("it came back and is ill: it is waited for", state(), trains(lent=LENT), Wait()),
@@ -97,13 +98,13 @@ def test_one_comes_and_another_goes_in_one_attempt() -> None:
 
 
 def test_during_a_recovery_the_node_is_left_out_and_the_fault_counts() -> None:
-    now, act = next_step(recovering(examined=EXAMINED), after(HaltResult(40, ALL), away={"oldtower": ""}))
+    now, act = next_step(recovering(examined=EXAMINED), after(HaltResult(40, ALL), away={"oldtower": Away()}))
     assert act == Resume("oldtower was given back to its owner", ("oldtower",), {})
     now, _ = next_step(now, after(ResumeResult(3, 40, ("tower", "laptop"))))
     assert [restart.cause for restart in now.restarts] == [KILLED.cause]
 
 
-def waits(away: dict[str, str], halted: HaltResult) -> tuple[State, WaitBeforeRetry]:
+def waits(away: dict[str, Away], halted: HaltResult) -> tuple[State, WaitBeforeRetry]:
     now, act = next_step(recovering(LEAVE, examined=Examined(None, 42)), after(halted, away=away))
     assert isinstance(act, WaitBeforeRetry) and now.phase == "waiting"
     return now, act
