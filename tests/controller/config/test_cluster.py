@@ -112,6 +112,9 @@ def test_two_nodes_with_one_name_or_address(tmp_path: Path) -> None:
         'interface = "eth0; touch pwned"', 'interface = "a-name-that-is-too-long"', 'interface = ""',
         'workdir = "relative"', 'workdir = "/a\\nb"', 'workdir = "/a:b"', 'workdir = "/a\\u0000b"', 'python = "python3"',
         'lan_address = "tower.local"', "port = 0", "port = 99999999999999999999", "port = true", "speed = nan", "speed = inf",
+        'hours = "23:00"', 'hours = "24:00-07:00"', 'hours = "08:00-08:00"', 'hours = "23:00-07:00,"', "hours = 23", 'hours = ["23:00-07:00"]',
+        'yield_to = "steam"', "yield_to = [1]", 'yield_to = [""]', 'yield_to = ["/usr/bin/steam"]', 'yield_to = ["a\\nb"]', 'yield_to = ["' + 'x' * 65 + '"]',
+        'yield_to = [' + '"x", ' * 65 + ']', 'yield_when = "always"', "yield_when = true", 'yield_when = ["gpu"]',
         'gpus = "RTX 4070"', 'gpus = [{ model = "x", vram_gb = -1 }]', 'gpus = [{ model = "", vram_gb = 1 }]',
     ],
 )  # fmt: skip
@@ -119,6 +122,24 @@ def test_a_value_that_cannot_be(tmp_path: Path, line: str) -> None:
     found = faults(tmp_path, node(line))
     assert len(found) == 1, found
     assert found[0].strip().startswith("line 4, nodes.#1."), found
+
+
+@pytest.mark.parametrize(
+    "name", ["homelab", "python", "python3", "Python3.11", "pt_main_thread", "torchrun", "sshd", "ssh", "sshd-session", "bash", "sh", "systemd", "nvidia-smi"]
+)  # fmt: skip
+def test_a_program_that_is_no_owners(tmp_path: Path, name: str) -> None:
+    found = faults(tmp_path, node(f'yield_to = ["{name}"]'))
+    assert len(found) == 1 and "line 4, nodes.#1.yield_to" in found[0] and "so the node would never train: name the program" in found[0], (
+        found
+    )
+
+
+def test_when_the_house_comes_first(tmp_path: Path) -> None:
+    cluster = load(tmp_path, '[defaults]\nhours = "23:00-7:00"\nyield_to = ["steam"]\nyield_when = "gpu"\n' + node("yield_to = []"))
+    (one,) = cluster.nodes
+    assert (one.hours, one.yield_to, one.yield_when) == ("23:00-07:00", (), "gpu")
+    (one,) = load(tmp_path, node("")).nodes
+    assert (one.hours, one.yield_to, one.yield_when) == ("", (), "never")
 
 
 @pytest.mark.parametrize("host", ["", "a b", "-oProxyCommand=touch pwned", "$(touch pwned)", "a;b", "a\\nb", "`touch pwned`", "a'b"])

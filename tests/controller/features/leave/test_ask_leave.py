@@ -14,6 +14,7 @@ from homelab.controller.features.leave.ask_leave import Left
 from homelab.controller.run import event_log, events, leave_folder, store, supervisor_lock, supervisor_record
 from homelab.controller.run.leave import Leave
 from homelab.controller.run.paths import RunPaths
+from homelab.shared.protocol.house_messages import House, HouseSign
 from tests import builders
 from tests.fakes import FakeFleet
 
@@ -78,10 +79,34 @@ def test_a_node_that_no_run_uses_is_free_at_once(fleet: FakeFleet, paths: RunPat
     store.set_state(paths, "done", 1)
     left = ask_leave.give_back(fleet, paths.root.parent, ask_leave.wish("tower", "", "", time.time()), say)
     assert ask_leave.lines(left, time.time()) == ["tower is free; no run uses it"]
-    assert fleet.asked == []
+    assert fleet.asked == [], "nobody asks a node that no run uses"
     back = ask_leave.take_back(fleet, paths.root.parent, "tower")
     assert ask_leave.lines(back, time.time()) == ["tower was taken back; no run waits for it"]
     assert leave_folder.lasting(paths.root.parent) == {}
+
+
+def test_back_against_what_the_node_says_by_itself(fleet: FakeFleet, paths: RunPaths) -> None:
+    runs_dir = paths.root.parent
+    fleet.answer("house", House(minute=0, signs=(HouseSign(kind="program", name="steam", pid=7),)))
+    event_log.append(paths, events.given_back(1, "tower", "", "steam runs there"))
+    with supervisor_lock.held(paths):
+        back = ask_leave.take_back(fleet, runs_dir, "tower")
+    assert ask_leave.lines(back, 0.0) == [
+        f"tower was taken back: {paths.name} saves, and goes on with it as soon as it is healthy",
+        "this counts no more until it is over once: steam runs there",
+    ]
+    assert back.as_dict()["overridden"] == ["steam runs there"]
+    kept = leave_folder.read(runs_dir)["tower"]
+    assert kept.is_back and kept.against == ("program:steam",)
+    leave_folder.refuse(fleet, runs_dir, ["tower"], "launch RECIPE")
+
+
+def test_back_while_nothing_is_seen_any_more(fleet: FakeFleet, paths: RunPaths) -> None:
+    """In the ten minutes after a game."""
+    event_log.append(paths, events.given_back(1, "tower", "", "steam runs there"))
+    with supervisor_lock.held(paths):
+        back = ask_leave.take_back(fleet, paths.root.parent, "tower")
+    assert len(ask_leave.lines(back, 0.0)) == 1 and leave_folder.read(paths.root.parent)["tower"].against == ()
 
 
 def test_twice_is_one_leave_with_another_end(fleet: FakeFleet, tmp_path: Path) -> None:
@@ -168,4 +193,5 @@ def test_the_answer_of_one_that_goes_on() -> None:
         "until": None,
         "runs": {"night": ["laptop", "oldtower"]},
         "supervised_on": {},
+        "overridden": [],
     }

@@ -40,6 +40,7 @@ from homelab.controller.features.supervise.step import (
     Watch,
     next_step,
 )
+from homelab.controller.run.leave import Away
 from homelab.controller.run.restart import Restart
 from homelab.shared.recipe import Checkpoint, LogPolicy, Recovery
 
@@ -142,7 +143,7 @@ CASES = [
     case("it is ill again: it waits anew", watching(first_seen={"oldtower": 40}), seen(WELL, checkpoint=50), Wait(), watch=Watch(ABSENT, "", NOW - 1.0, {})),
     case("it came back in vain: not for a while", state(refused={"oldtower": NOW + 1.0}), seen(WELL, well=ABSENT, checkpoint=50), Wait(), watch=Watch(ABSENT, "", NOW - 1.0, {})),
     case("and after a while again", state(refused={"oldtower": NOW}), seen(WELL, well=ABSENT, checkpoint=50), Wait(), watch=Watch(ABSENT, "", NOW - 1.0, {"oldtower": 50})),
-    case("its owner wants a node (all of that is in test_leaving.py)", state(), seen(WELL, away={"laptop": ""}, save="asked"), Save()),
+    case("its owner wants a node (all of that is in test_leaving.py)", state(), seen(WELL, away={"laptop": Away()}, save="asked"), Save()),
     # ---- a recovery that succeeds
     case("it is examined", recovering(), after(), Examine(FAILURE)),
     case("then halted; a checkpoint was due", recovering(), after(EXAMINED), Halt(may_begin_again=False, asks_silent=False), recovering=EXAMINED_STATE.recovering),
