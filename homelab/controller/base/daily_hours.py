@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 DAY = 24 * 60
+_ALLOWED = 'hours like "23:00-07:00", or several with commas; times from 00:00 to 23:59'
 Spans = tuple[tuple[int, int], ...]
 """First minute of each span, and the first behind it, which is the smaller one if the span goes over midnight."""
 
@@ -13,7 +14,7 @@ def minute(text: str) -> int:
     """Of "HH:MM". Raises ValueError."""
     found = re.fullmatch(r"(\d{1,2}):(\d{2})", text.strip(), re.ASCII)
     if found is None or int(found[1]) > 23 or int(found[2]) > 59:
-        raise ValueError(f'"{text.strip()[:40]}" is no time of day, which goes from 00:00 to 23:59')
+        raise ValueError(_ALLOWED)
     return int(found[1]) * 60 + int(found[2])
 
 
@@ -28,10 +29,10 @@ def spans(text: str) -> Spans:
     for part in text.split(","):
         begins, dash, ends = part.partition("-")
         if not dash:
-            raise ValueError(f'"{part.strip()[:40]}" has no beginning and end: write hours like "23:00-07:00"')
+            raise ValueError(_ALLOWED)
         span = minute(begins), minute(ends)
         if span[0] == span[1]:
-            raise ValueError(f"from {clock(span[0])} to {clock(span[1])} there is no time to train")
+            raise ValueError(f"{_ALLOWED}, with another end than {clock(span[0])}")
         found.append(span)
     return tuple(found)
 

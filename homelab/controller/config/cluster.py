@@ -89,7 +89,7 @@ def _check_program(name: str) -> str:
     if not name.isprintable() or name != name.strip() or not name or "/" in name or len(name) > 64:
         raise ValueError('the name of a program as `ps -e` shows it, like "steam": without a path, at most 64 characters')
     if _NEVER_THE_OWNERS.fullmatch(name):
-        raise ValueError(f'"{name}" runs for homelab, too, so the node would never train: name the program that the owner starts')
+        raise ValueError(f'a program that only the owner starts ("{name}" runs for homelab, too, and the node would never train)')
     return name
 
 

@@ -129,9 +129,7 @@ def test_a_value_that_cannot_be(tmp_path: Path, line: str) -> None:
 )  # fmt: skip
 def test_a_program_that_is_no_owners(tmp_path: Path, name: str) -> None:
     found = faults(tmp_path, node(f'yield_to = ["{name}"]'))
-    assert len(found) == 1 and "line 4, nodes.#1.yield_to" in found[0] and "so the node would never train: name the program" in found[0], (
-        found
-    )
+    assert len(found) == 1 and "line 4, nodes.#1.yield_to" in found[0] and "a program that only the owner starts" in found[0], found
 
 
 def test_when_the_house_comes_first(tmp_path: Path) -> None:
