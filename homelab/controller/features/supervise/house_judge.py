@@ -41,8 +41,6 @@ class HouseJudge:
 
     def see(self, house: House, at_s: float) -> None:
         """What the node has said at `at_s`. The same a second time changes nothing."""
-        if self._heard_s is not None and at_s <= self._heard_s:
-            return
         if self._heard_s is not None and at_s - self._heard_s > DEAF_S:
             self._since_s.clear()
             self._quiet_since_s = None

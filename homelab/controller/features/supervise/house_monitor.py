@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -38,8 +39,10 @@ class HouseMonitor:
         """Node -> its newest word, and when it came. A node that never spoke is missing."""
         now_s = time.monotonic()
         for name, status in self._statuses().items():
-            if status.house is not None:
-                self._sights[name] = status.house, now_s - status.heard_s
+            at_s = now_s - status.heard_s
+            # A stream that has ended keeps its last line, which is older than the answer to a question.
+            if status.house is not None and at_s > self._sights.get(name, (None, -math.inf))[1]:
+                self._sights[name] = status.house, at_s
         return dict(self._sights)
 
     def _ask(self, name: str) -> None:

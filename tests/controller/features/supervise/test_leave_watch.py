@@ -28,6 +28,7 @@ class Nodes:
 
     def __init__(self, paths: RunPaths, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
         self.paths, self.fleet, self.said = paths, fleet, dict[str, House]()
+        self.silent_s = 0.0
         self.now_s = time.monotonic()
         monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
         self.free: tuple[str, ...] = ()
@@ -36,7 +37,9 @@ class Nodes:
     def begins(self) -> LeaveWatch:
         """A supervisor that is started, perhaps again."""
         self.watch = LeaveWatch(
-            self.paths, self.fleet.cluster, lambda: {name: NodeStatus(attempt=1, house=one) for name, one in self.said.items()}
+            self.paths,
+            self.fleet.cluster,
+            lambda: {name: NodeStatus(attempt=1, house=one, heard_s=self.silent_s) for name, one in self.said.items()},
         )
         return self.watch
 
@@ -96,6 +99,28 @@ def test_whoever_takes_it_back_by_hand_has_it_until_the_sign_has_gone_once(nodes
     assert nodes.passes(4) == {"tower": Away("", "steam runs there")}
     nodes.passes(100)
     assert nodes.passes(1) != {}, "the file of an earlier wish takes nothing back"
+
+
+def test_what_another_supervisor_notes_in_the_file_takes_nothing_back(nodes: Nodes) -> None:
+    """Two runs use the node, each with a supervisor, and both write down which signs have gone."""
+    runs_dir, back = nodes.paths.root.parent, Leave(node="tower", since=5.0, is_back=True, against=("program:blender", "input:"))
+    leave_folder.write(runs_dir, back)
+    nodes.begins()
+    nodes.said, nodes.free = {}, ("tower",)
+    nodes.said = {"tower": House(minute=0, signs=(STEAM, HouseSign(kind="program", name="blender", pid=9), HouseSign(kind="input")))}
+    assert nodes.passes(4) == {"tower": Away("", "steam runs there")}
+    leave_folder.write(runs_dir, back.model_copy(update={"against": ("input:",)}))
+    assert nodes.passes(1) == {"tower": Away("", "steam runs there")}
+    leave_folder.write(runs_dir, back.model_copy(update={"since": 6.0}))
+    assert nodes.passes(1) == {}, "a new wish does"
+
+
+def test_the_last_line_of_a_stream_that_has_ended_is_older_than_an_answer(nodes: Nodes) -> None:
+    nodes.said = {"tower": House(minute=0, signs=(STEAM,))}
+    nodes.passes(1)
+    nodes.silent_s = 20.0
+    nodes.watch._monitor._sights["tower"] = House(minute=0), nodes.now_s
+    assert nodes.passes(10) == {} and nodes.watch._monitor.sights()["tower"][0].signs == ()
 
 
 def test_a_supervisor_that_is_started_again_does_not_call_it_back(nodes: Nodes) -> None:
