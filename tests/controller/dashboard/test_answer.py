@@ -53,6 +53,11 @@ def alone(shot: Snapshot) -> dict[str, Any]:
             {"state": "starting", "given_back": AWAY, "waits_for_owner": True},
             "○ waits: step 412 of 1000, oldtower was given back to its owner until 23:00",
         ),
+        (
+            RUNNING,
+            {"given_back": (GivenBack(name="tower", because="steam runs there"),)},
+            "● trains: step 412 of 1000, 40 min left, 3 of 3 nodes well, tower was given back to its owner: steam runs there",
+        ),
         (PROGRAM, {}, "● runs: 3 of 3 nodes well"),
         (PROGRAM, {"state": "done"}, "✓ done: on 3 nodes"),
         (PROGRAM, {"state": "starting"}, "○ starts: no step yet, 3 of 3 nodes well"),

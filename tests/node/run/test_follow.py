@@ -121,6 +121,26 @@ def test_a_node_with_a_damaged_file_is_heard(attempt: Path, tmp_path: Path, file
     assert sign.exit is None and sign.attempt == 1
 
 
+@pytest.mark.parametrize(
+    "house",
+    [
+        5, {}, {"minute": 1440}, {"minute": -1}, {"minute": "x"}, {"minute": 0, "signs": [{"kind": "evil"}]}, {"minute": 0, "signs": 3},
+        {"minute": 0, "signs": [{"kind": "asked"}] * 33}, {"minute": 0, "signs": [{"kind": "program", "name": "x" * 65}]},
+        {"minute": 0, "signs": [{"kind": "program", "pid": -1}]}, {"minute": 0, "signs": [{"kind": "asked\n"}]},
+    ],
+)  # fmt: skip
+def test_whoever_lies_of_the_owner_is_heard_without_it(attempt: Path, tmp_path: Path, house: Any) -> None:
+    line = as_json(status_stream.StatusFollower(str(tmp_path), RUN, 1, NODE).look(1.0))
+    sign = read(NodeStatus, {**line, "house": house})
+    assert sign.started and sign.house is None
+
+
+def test_the_name_of_a_program_is_harmless(attempt: Path, tmp_path: Path) -> None:
+    line = as_json(status_stream.StatusFollower(str(tmp_path), RUN, 1, NODE).look(1.0))
+    house = read(NodeStatus, {**line, "house": {"minute": 0, "signs": [{"kind": "card", "name": "\x1b[2Jgame\x07", "pid": 7}]}}).house
+    assert house is not None and house.signs[0].words == "game uses its card"
+
+
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"pid": "x", "phase": 3}'])
 def test_a_damaged_heartbeat_is_no_crash(attempt: Path, tmp_path: Path, content: str) -> None:
     (attempt / "ranks" / "0").mkdir(parents=True)

@@ -11,7 +11,7 @@ from homelab.controller.features.supervise.acts import Begin, Collect, End, Exam
 from homelab.controller.features.supervise.leaving import LOOK_S, SAVE_S, Saving
 from homelab.controller.features.supervise.observation import Examined, HaltResult, Observation, ResumeResult
 from homelab.controller.features.supervise.step import RETRY_S, WAIT_S, Recovering, State, next_step
-from homelab.controller.run.leave import Away
+from homelab.controller.run.leave import HOURS, Away
 from tests.controller.features.supervise.test_step import (
     ABSENT,
     BLIND,
@@ -83,6 +83,30 @@ def test_a_leave_saves_first_and_is_no_restart() -> None:
 )  # fmt: skip
 def test_what_comes_first(what: str, before: State, now: Observation, act: Any) -> None:
     assert next_step(before, now)[1] == act
+
+
+@pytest.mark.parametrize(
+    ("away", "said"),
+    [
+        (Away("", "steam runs there"), "laptop was given back to its owner: steam runs there"),
+        (Away("23:00", HOURS), "laptop was given back to its owner until 23:00: it is outside its hours"),
+    ],
+)
+def test_a_node_that_goes_by_itself_goes_like_any_other(away: Away, said: str) -> None:
+    gone = {"laptop": away}
+    now, act = next_step(state(), trains(away=gone))
+    assert act == Save()
+    now, act = next_step(now, trains(away=gone, checkpoint=42, step=42))
+    assert isinstance(act, Begin) and act.incident.kind == "leave" and act.incident.because == said
+    now, _ = next_step(now, after(away=gone))
+    now, _ = next_step(now, after(Examined(None, 42), away=gone))
+    _, waits_alone = next_step(now, after(HaltResult(42, ("laptop",)), away=gone))
+    assert isinstance(waits_alone, WaitBeforeRetry) and waits_alone.error is not None and waits_alone.is_for_owner
+    assert waits_alone.error.message == f"{said}, and no other node is left"
+    now, act = next_step(now, after(HaltResult(42, ("tower", "laptop")), away=gone))
+    assert act == Resume(said, ("laptop",), {})
+    now, _ = next_step(now, after(ResumeResult(3, 42, ("tower",)), away=gone))
+    assert now.restarts == ()
 
 
 def test_back_before_the_save_ends_the_matter_and_the_next_leave_asks_anew() -> None:
