@@ -19,11 +19,18 @@ from homelab.controller.run.paths import RunPaths
 
 class LeaveWatch:
     """Of the nodes that a run may use. `free` are those on which nothing of it runs now: they are really their owners'. `statuses`: of those that are
-    followed.
+    followed. `freed` hears of nodes that have just become their owners'.
     """
 
-    def __init__(self, paths: RunPaths, cluster: Cluster, statuses: Callable[[], Mapping[str, NodeStatus]]) -> None:
+    def __init__(
+        self,
+        paths: RunPaths,
+        cluster: Cluster,
+        statuses: Callable[[], Mapping[str, NodeStatus]],
+        freed: Callable[[frozenset[str]], None] = lambda names: None,
+    ) -> None:
         lines = event_log.lines(paths)
+        self._freed = freed
         self._paths, self._names = paths, frozenset(node.name for node in cluster.nodes)
         self._told = leave.lasting(lines)
         self._lent = leave.lent(lines)
@@ -55,6 +62,8 @@ class LeaveWatch:
         for name in [name for name in self._told if name not in self.away]:
             del self._told[name]
             event_log.append(self._paths, event("came-back", attempt, node=name))
+        if just_freed := frozenset(name for name in self.away if name in free and name not in self._told):
+            self._freed(just_freed)
         for name, one in self.away.items():
             if name in free and self._told.get(name) != one:
                 self._told[name] = one
