@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 
@@ -19,7 +20,8 @@ from homelab.controller.run.paths import RunPaths
 
 class LeaveWatch:
     """Of the nodes that a run may use. `free` are those on which nothing of it runs now: they are really their owners'. `statuses`: of those that are
-    followed. `freed` hears of nodes that have just become their owners'.
+    followed. `freed` ends what waits for the next attempt on nodes that have just become their owners', in a thread of its own: their memory is wanted,
+    too.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class LeaveWatch:
             del self._told[name]
             event_log.append(self._paths, event("came-back", attempt, node=name))
         if just_freed := frozenset(name for name in self.away if name in free and name not in self._told):
-            self._freed(just_freed)
+            threading.Thread(target=self._freed, args=(just_freed,), daemon=True, name="freed").start()
         for name, one in self.away.items():
             if name in free and self._told.get(name) != one:
                 self._told[name] = one

@@ -57,9 +57,7 @@ class Supervisor:
         self._try: RecoveryTry | None = None
         self._collecting: threading.Thread | None = None
         self._asking: threading.Thread | None = None
-        self._leaves = LeaveWatch(
-            paths, self._run.cluster, lambda: self._watch.streams.statuses() if self._watch is not None else {}, self._end_what_waits
-        )
+        self._leaves = LeaveWatch(paths, self._run.cluster, lambda: self._watch.streams.statuses() if self._watch else {}, self._stop_ranks)
         self._free = self._absent()
         self._looking = threading.Lock()
         self._fleet: Fleet | None = None  # kept open from look to look, and handed to a recovery
@@ -238,14 +236,9 @@ class Supervisor:
             self._notifier.tell("done", f"It is done. Next: {homelab('status', self._paths.name)}")
 
     def _stop_ranks(self, names: frozenset[str]) -> None:
-        """On these nodes a rank may still wait for its peers."""
+        """A rank may still wait for its peers there, or for the next attempt. Never what another controller has started meanwhile."""
         with Fleet(self._run.cluster) as fleet:
-            # Never what another controller has started meanwhile.
             fleet.ask("stop", StopRequest(run=self._paths.name, grace_s=STOP_GRACE_S, after=self._plan.attempt), names=names)
-
-    def _end_what_waits(self, names: frozenset[str]) -> None:
-        """The processes that wait for the next attempt: a node that is its owner's gets its memory back, too."""
-        threading.Thread(target=self._stop_ranks, args=(names,), daemon=True, name="free").start()
 
     def _collect_aside(self) -> None:
         """`_collect` in a thread: a node that does not answer takes ten seconds."""
