@@ -47,7 +47,7 @@ def wait(task: Task, prepare: Callable[[Task], None]) -> None:
 
 
 def _rename(name: str) -> None:
-    Path("/proc/self/comm").write_text(name)
+    Path("/proc/self/comm").write_text(name, encoding="utf-8")
 
 
 def _names(task: Task) -> list[str]:

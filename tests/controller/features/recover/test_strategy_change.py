@@ -53,7 +53,7 @@ class Resuming:
         monkeypatch.setattr(resume_guards, "refuse_other_model", lambda *_: None)
         monkeypatch.setattr(start, "start", self._start)
 
-    def _start(self, fleet: Any, claim: Any, plan: Plan, run_json: Any, *_: Any) -> None:
+    def _start(self, fleet: Any, claim: Any, plan: Plan, recipe: Any, run_json: Any, *_: Any) -> None:
         if self.refuses:
             raise UnreachableError("no route to host", where="node laptop", hint="wake it")
         self.plans.append(plan)
