@@ -10,6 +10,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,17 +18,20 @@ from pathlib import Path
 from homelab.shared.protocol import layout, waiting_mark
 from homelab.worker.runtime.task import Task
 
+# bitsandbytes asks for the capability of every card (bitsandbytes/cuda_specs.py of 0.50), which takes a context; modules of others import it.
+_ASKS_CARDS = re.compile("bitsandbytes|bnb")
+
 
 def wait(task: Task, prepare: Callable[[Task], None]) -> None:
     """Import, then wait for the next attempt and take its environment and its files for output. Ends the process where none comes."""
     prepare(task)
-    for name in _names(task):
+    import torch
+
+    for name in names_of(task, takes_cards=bool(torch.version.cuda or torch.version.hip)):
         with contextlib.suppress(Exception):  # a module that only another one can import
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a collection of the training need not look at all of it
-    import torch
-
     if torch.cuda.is_initialized():
         print("an import has taken a card: nothing waits here", file=sys.stderr, flush=True)
         os._exit(0)
@@ -50,10 +54,11 @@ def _rename(name: str) -> None:
     Path("/proc/self/comm").write_text(name, encoding="utf-8")
 
 
-def _names(task: Task) -> list[str]:
-    """What this rank had imported in the attempt that goes on now, in that order."""
+def names_of(task: Task, *, takes_cards: bool) -> list[str]:
+    """What this rank had imported in the attempt that goes on now, in that order. `takes_cards`: without what asks CUDA for its cards in an import."""
     try:
         names = json.loads((task.rank_dir / layout.MODULES_JSON).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    return [name for name in names if isinstance(name, str) and not name.startswith("__")] if isinstance(names, list) else []
+    found = [name for name in names if isinstance(name, str) and not name.startswith("__")] if isinstance(names, list) else []
+    return [name for name in found if not takes_cards or not _ASKS_CARDS.search(name)]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from homelab.shared.protocol import files, waiting_mark
+from homelab.worker.runtime import waiting_rank
 from tests.worker import harness
 from tests.worker.training.test_law import TOLERANCE
 
@@ -24,6 +25,21 @@ def waiting(run: Path, rank: int, **more: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "homelab.worker"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
+
+
+def test_on_a_card_nothing_is_imported_that_asks_for_it(tmp_path: Path) -> None:
+    task = harness.task_of(tmp_path)
+    assert waiting_rank.names_of(task, takes_cards=True) == [], "nothing was written down yet"
+    task.rank_dir.mkdir(parents=True)
+    for written, found in (
+        (["__main__", "torch", "bitsandbytes.nn", "peft.tuners.lora.bnb", "transformers.quantizers.quantizer_bnb_4bit", 5], ["torch"]), ("torch", []), (None, []),
+    ):  # fmt: skip
+        (task.rank_dir / "modules.json").write_text(json.dumps(written))
+        assert waiting_rank.names_of(task, takes_cards=True) == found
+    (task.rank_dir / "modules.json").write_text('["torch", "bitsandbytes"')
+    assert waiting_rank.names_of(task, takes_cards=False) == []
+    (task.rank_dir / "modules.json").write_text('["torch", "bitsandbytes"]')
+    assert waiting_rank.names_of(task, takes_cards=False) == ["torch", "bitsandbytes"]
 
 
 def test_those_that_wait_go_on_as_new_processes_would(forks: harness.Forks, tmp_path: Path, model: Path, data: Path) -> None:
