@@ -14,7 +14,8 @@ from homelab.worker.checkpoints import tensor_files
 
 WORKER = Path(homelab.worker.__file__).parent
 # process_group: the plan wants a card, and torch may see none. collective_check: its backend is the plan's. The chats take what is free beside a run.
-ASKS = {"runtime/process_group.py", "tools/collective_check.py", "tools/chat.py", "tools/stage_chat.py"}
+# waiting_rank: nothing has taken one.
+ASKS = {"runtime/process_group.py", "tools/collective_check.py", "runtime/waiting_rank.py", "tools/chat.py", "tools/stage_chat.py"}
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -29,7 +29,7 @@ class Nodes:
     def __init__(self, paths: RunPaths, fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
         self.paths, self.fleet, self.said = paths, fleet, dict[str, House]()
         self.silent_s = 0.0
-        self.now_s = time.monotonic()
+        self.now_s = float(int(time.monotonic()))  # whole seconds: their sums and differences are exact
         monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
         self.free: tuple[str, ...] = ()
         self.watch = self.begins()
