@@ -46,6 +46,7 @@ def test_a_node_that_is_with_its_owner_is_not_taken(desk: Desk) -> None:
         queueing.kill()
 
 
+@pytest.mark.thorough  # the refusals are in test_ask_leave.py; here the fixes are typed, one after the other
 def test_a_run_without_a_supervisor_is_not_left_and_the_fixes_do_it(desk: Desk) -> None:
     run = desk.json("launch", "script.toml", *SKIPPED)["run"]  # of this desk: nobody looks after it
     wait_until(lambda: desk.json("status", run)["state"] == "running", 60.0)
