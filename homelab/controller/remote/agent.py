@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, cast
 
@@ -73,12 +74,12 @@ class Agent:
 
     def open(self, verb: str, request: Asked) -> Stream:
         """A verb that stays until its stdin is closed (listen). The code must be there: ask something first."""
-        return self._opened(self._command(verb), self._request(verb, request), verb)
+        return self._opened(self._command(verb), self._request(verb, request), verb, _OPEN_TIMEOUT_S)
 
-    def _opened(self, command: str, request: bytes, verb: str) -> Stream:
-        stream = self.session.open(command, stdin=request)
+    def _opened(self, command: str, request: bytes, verb: str, timeout_s: float) -> Stream:
+        stream, deadline = self.session.open(command, stdin=request), time.monotonic() + timeout_s
         try:
-            while line := stream.readline(_OPEN_TIMEOUT_S):
+            while line := stream.readline(max(0.0, deadline - time.monotonic())):
                 if line.endswith(AGENT_MARK.encode()):
                     return stream
         except (TimeoutError, OSError):
@@ -141,19 +142,19 @@ class Agent:
             return None
         kept = _Kept(VERBS[verb].most_bytes, self._endless)
         kept.write(_MARK + _AGENT_MARK)
+        deadline = time.monotonic() + timeout_s
         try:
             if self._line is None or self._line.command != command:
                 self._hang_up()
-                self._line = QuestionLine(self._opened(command, b"", "questions"), command)
-            completed = self._line.ask(verb, request, cast(BinaryIO, kept), timeout_s)
+                self._line = QuestionLine(self._opened(command, b"", "questions", timeout_s), command)
+            completed = self._line.ask(verb, request, cast(BinaryIO, kept), deadline - time.monotonic())
             return Completed(completed.returncode, bytes(kept.bytes), completed.stderr)
-        except TimeoutError as error:
+        except (OSError, EOFError, ValueError, HomelabError) as error:  # a TimeoutError is an OSError
             self._hang_up()
+            if time.monotonic() < deadline:
+                return None
             lost = f"the connection to this node was lost: no answer within {timeout_s:.0f} s"
             raise UnreachableError(lost, where=agent_errors.where_of(self.node), hint=homelab("preflight --only ssh")) from error
-        except (OSError, EOFError, ValueError, HomelabError):
-            self._hang_up()
-            return None
         finally:
             self._asking.release()
 

@@ -174,7 +174,7 @@ def _say_failed(failed: dict[int, subprocess.Popen[bytes]], failed_at: float, lo
     entries = []
     for number, (rank, child) in enumerate(failed.items()):
         code = child.returncode
-        words = f"Signal {-code} ({signal.Signals(-code).name}) received by PID {child.pid}" if code < 0 else "see its stderr.log"
+        words = f"{signal.strsignal(-code)} (signal {-code}) received by PID {child.pid}" if code < 0 else "see its stderr.log"
         entries.append(
             f"[{number}]:\n  time      : {when}\n  host      : {socket.gethostname()}\n  rank      : {rank} (local_rank: {local[rank]})\n"
             f"  exitcode  : {code} (pid: {child.pid})\n  error_file: <N/A>\n  traceback : {words}"

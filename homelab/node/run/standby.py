@@ -65,8 +65,11 @@ class Preparing:
             print(f"no standby: this node has less than {needed >> 30} GiB of free memory", flush=True)
             return
         environment = {**os.environ, waiting_mark.VARIABLE: "1"}
-        with contextlib.suppress(OSError), open(os.path.join(self._node_dir, "standby.log"), "ab") as log:
-            programs.detached([sys.executable, "-m", "homelab.node", "standby", self._node_dir], folder, environment, log)
+        try:
+            with open(os.path.join(self._node_dir, "standby.log"), "ab") as log:
+                programs.detached([sys.executable, "-m", "homelab.node", "standby", self._node_dir], folder, environment, log)
+        except OSError as error:
+            print(f"no standby: {error}", flush=True)
 
 
 def fits(start: JsonObject) -> JsonObject:

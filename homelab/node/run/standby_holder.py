@@ -31,7 +31,8 @@ def hold(node_dir: str) -> None:
         ranks = rank_launcher.spawn(folder, log, {"program": plan["program"], "environment": environment, "ranks": plan["ranks"]})
     files.write_json(os.path.join(node_dir, standby.RECORD), {"pid": os.getpid(), "fits": standby.fits(plan)})
     goes_on = _wait(plan, folder, node_dir, ranks)
-    if goes_on is None:
+    # One that was frozen may hear of an attempt when the run has gone on without it.
+    if goes_on is None or goes_on["attempt"] < (paths.attempts(folder) or [0])[-1]:
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(node_dir, standby.RECORD))
         ranks.kill()

@@ -6,7 +6,9 @@ VARIABLE = "HOMELAB_STANDBY"  # in the environment that it was started with, whi
 # Its name (/proc/PID/comm, which ps(1) shows) once its imports are done, and from when on it is one of its run; at most 15 characters (prctl(2)).
 WAITS, AT_WORK = "homelab-waits", "homelab-at-work"
 
-RANK_BYTES = 1 << 30  # with its imports done a rank that waits holds half of it (measured); the rest is for the training beside it
+RANK_BYTES = (
+    1 << 30
+)  # a rank that waits has 0.32 GB of its own (a small Llama, the CPU build of torch); the rest is for the training beside it
 
 
 def waits(*, is_marked: bool, name: str) -> bool:

@@ -20,10 +20,15 @@ from homelab.worker.runtime.task import Task
 
 # bitsandbytes asks for the capability of every card (bitsandbytes/cuda_specs.py of 0.50), which takes a context; modules of others import it.
 _ASKS_CARDS = re.compile("bitsandbytes|bnb")
+_OOM_SCORE = Path("/proc/self/oom_score_adj")  # proc_pid_oom_score_adj(5): everybody may raise it, and lower it to where it was
 
 
 def wait(task: Task, prepare: Callable[[Task], None]) -> None:
     """Import, then wait for the next attempt and take its environment and its files for output. Ends the process where none comes."""
+    usual = _OOM_SCORE.read_text(encoding="utf-8")
+    _OOM_SCORE.write_text(
+        "1000", encoding="utf-8"
+    )  # where memory ends, the kernel takes this process first, and never the training beside it
     prepare(task)
     import torch
 
@@ -39,6 +44,7 @@ def wait(task: Task, prepare: Callable[[Task], None]) -> None:
     line = sys.stdin.buffer.readline()
     if not line:
         os._exit(0)
+    _OOM_SCORE.write_text(usual, encoding="utf-8")
     _rename(waiting_mark.AT_WORK)
     said = json.loads(line)
     for name in set(os.environ) - set(said["environment"]):

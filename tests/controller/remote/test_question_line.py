@@ -124,6 +124,19 @@ def test_a_line_that_is_frozen_is_waited_for_as_long_as_any_answer(agent: Agent,
     wait_until(lambda: len(lines_of(remote_lab)) == 1, 10.0)
 
 
+def test_a_line_that_never_begins_takes_no_longer_than_the_answer_may(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent(FakeStream):
+        def readline(self, timeout_s: float) -> bytes:
+            time.sleep(timeout_s)
+            raise TimeoutError
+
+    monkeypatch.setattr(agent.session, "open", lambda *_, **__: Silent([]))
+    began_s = time.monotonic()
+    with pytest.raises(UnreachableError, match="no answer within 1 s"):
+        agent.ask("runs", timeout_s=1.0)
+    assert time.monotonic() - began_s < 5 and alone(agent) == 0
+
+
 def test_two_questions_at_once_are_both_answered(agent: Agent) -> None:
     answers: list[str] = []
     threads = [threading.Thread(target=lambda: answers.append(agent.ask("facts", {"peers": []})["node"])) for _ in range(4)]

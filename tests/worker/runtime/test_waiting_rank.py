@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,10 @@ def waiting(run: Path, rank: int, **more: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "homelab.worker"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
+
+
+def _score(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
 
 def test_on_a_card_nothing_is_imported_that_asks_for_it(tmp_path: Path) -> None:
@@ -57,6 +62,13 @@ def test_those_that_wait_go_on_as_new_processes_would(forks: harness.Forks, tmp_
         for process in (*processes, idle):
             harness.wait_for(lambda pid=process.pid: files.text(f"/proc/{pid}/comm") == waiting_mark.WAITS, timeout_s=60)
         assert "libtorch" in Path(f"/proc/{processes[0].pid}/maps").read_text(), "its imports are done"
+        assert _score(processes[0].pid) == 1000, "where memory ends it goes first"
+        held = sum(
+            int(line.split()[1]) << 10
+            for line in Path(f"/proc/{processes[0].pid}/smaps_rollup").read_text().splitlines()
+            if "Private" in line
+        )
+        assert held < waiting_mark.RANK_BYTES, held
         idle.communicate(timeout=20)
         assert idle.returncode == 0, "its launcher is gone: nobody will ever need it"
 
@@ -71,6 +83,7 @@ def test_those_that_wait_go_on_as_new_processes_would(forks: harness.Forks, tmp_
             process.stdin.write(json.dumps(said).encode() + b"\n")
             process.stdin.flush()
         harness.wait_for(lambda: files.text(f"/proc/{processes[0].pid}/comm") == waiting_mark.AT_WORK, timeout_s=20)
+        assert _score(processes[0].pid) == _score(os.getpid()) < 1000, "and as a rank it is like any other"
         for rank, process in enumerate(processes):
             printed, _ = process.communicate(timeout=100)
             assert process.returncode == 0, (printed, (tmp_path / f"err-{rank}").read_text())
