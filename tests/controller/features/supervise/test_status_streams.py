@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,8 +15,9 @@ from homelab.controller.base.errors import UnreachableError
 from homelab.controller.facts.reading import read
 from homelab.controller.features.supervise import status_streams
 from homelab.controller.features.supervise.status_streams import StatusStreams
+from homelab.controller.remote.session import Stream
 from tests import builders
-from tests.fakes import FakeFleet
+from tests.fakes import FakeFleet, FakeStream
 
 pytestmark = pytest.mark.timeout(60)
 NAMES = ["tower", "laptop"]
@@ -64,6 +66,27 @@ def test_every_line_is_answered(fleet: FakeFleet, streams: StatusStreams) -> Non
     until(lambda: step_of(streams, "tower") == 7)
     fleet.nodes["tower"].say(builders.raw_status(step=8))
     until(lambda: fleet.nodes["tower"].opened[-1].written == [b"\n", b"\n"])
+
+
+def test_a_node_without_this_code_is_sent_it(fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor of a newer homelab: the shell ends before there is an agent, until a question has brought the code."""
+    tower = fleet.nodes["tower"]
+    opens = tower.open
+
+    def opened(command: str, *, stdin: bytes = b"") -> Stream:
+        if "free-port" in [entry["verb"] for entry in tower.requests]:
+            return opens(command, stdin=stdin)
+        ended = FakeStream([])
+        ended._lines = queue.SimpleQueue()
+        ended.say(b"")
+        return ended
+
+    monkeypatch.setattr(tower, "open", opened)
+    with StatusStreams(fleet.cluster, builders.RUN, 1, NAMES) as streams:
+        until(lambda: [step_of(streams, name) for name in NAMES] == [7, 7])
+    assert [entry["verb"] for entry in fleet.nodes["laptop"].requests] == ["follow"], "who has it is asked nothing more"
+    for node in fleet.nodes.values():
+        node.cut()
 
 
 @pytest.mark.parametrize("nonsense", [b'{"attempt": 1, "ranks": {"0"', b"Welcome!", b"[]", b'{"attempt": "first"}', b"\xff"])

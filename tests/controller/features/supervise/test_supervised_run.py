@@ -109,6 +109,33 @@ def test_a_failure_is_examined_and_stopped_before_anything_is_decided(fleet: Fak
     )
 
 
+def test_when_all_nodes_have_said_how_it_ended_nothing_more_is_waited_for(
+    fleet: FakeFleet, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt_watch, "SETTLE_S", 20.0)
+    monkeypatch.setattr(attempt_watch, "SETTLE_MOST_S", 20.0)
+    ends(fleet, 1)
+    began_s = time.monotonic()
+    assert supervise(fleet, paths) == "given up" and time.monotonic() - began_s < 10.0
+
+
+def test_at_a_fault_only_metrics_come_that_are_not_here(fleet: FakeFleet, paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long run has many megabytes of them."""
+    monkeypatch.setattr(step, "FIRST_COLLECT_S", 0.0)
+    lines = [{"kind": "train", "time": 1.0, "attempt": 1, "rank": 0, "node": "tower", "step": 1, "loss": 1.0}]
+    rank = {"heartbeat": {"time": 1.0, "phase": "training", "step": 1}, "metrics": lines, "metrics_end_bytes": 300}
+    fleet.answer("poll", {**builders.raw_reply("tower"), "run": {**builders.raw_reply("tower")["run"], "ranks": {"0": rank}}}, ["tower"])
+    future = begun(fleet, paths)
+    until(lambda: paths.metrics_jsonl.exists() and len(paths.metrics_jsonl.read_text().splitlines()) == 1)
+    for number, name in enumerate(NAMES):
+        fleet.nodes[name].say(builders.raw_end(1, rank=number))
+    assert future.result(30) == "given up"
+    polls = [entry for entry in fleet.nodes["tower"].requests if entry["verb"] == "poll"]
+    asked = polls[1]
+    assert asked["after_lines"]["0"] == 1 and asked["after_bytes"] == {"0": 300} and asked["lines_of_attempt"] == 1
+    assert len(paths.metrics_jsonl.read_text().splitlines()) == 1, "and none is here twice"
+
+
 def test_a_stop_by_hand_is_the_end(fleet: FakeFleet, paths: RunPaths) -> None:
     store.set_state(paths, "stopping", 1, intent="stopping")
     assert supervise(fleet, paths) == "stopped"
