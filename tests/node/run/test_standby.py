@@ -230,6 +230,22 @@ def test_a_rank_that_dies_at_the_last_moment_is_replaced(machine: Machine) -> No
     assert machine.start(2, standby_after_s=None) == {} and len(machine.said(2)) == 2
 
 
+def test_whoever_was_frozen_starts_no_attempt_that_the_run_has_left_behind(machine: Machine) -> None:
+    machine.start(1)
+    holder = machine.waits(1)
+    machine.end(1, 1, 0)
+    os.kill(holder, signal.SIGSTOP)
+    files.write_json(machine.here(1) / standby.GO, {"attempt": 2, "node": NODE, "node_dir": str(machine.here(2))})
+    (machine.here(1) / standby.RECORD).unlink()
+    assert machine.start(2, standby_after_s=None, direct=False, command=["/bin/false"]) == {}
+    wait_until((machine.here(2) / "exit.json").exists)
+    assert machine.start(3, standby_after_s=None) == {} and len(machine.said(3)) == 2
+    (machine.here(2) / "agent.json").unlink()
+    os.kill(holder, signal.SIGCONT)
+    wait_until(lambda: not processes.is_alive(holder) and not machine.waiting())
+    assert not (machine.here(2) / "agent.json").exists() and len(processes.of_run(RUN, str(machine.workdir), NODE)) == 4
+
+
 def test_those_that_nobody_needs_end(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.start(1)
     machine.waits(1)
