@@ -116,7 +116,7 @@ class Machine:
     def waiting(self) -> list[int]:
         """The processes that only wait."""
         everyone, at_work = (set(processes.of_run(RUN, str(self.workdir), NODE, standbys=also)) for also in (True, False))
-        return sorted(everyone - at_work)
+        return sorted(pid for pid in everyone - at_work if processes.is_alive(pid))  # one may have ended between the two looks
 
     def waits(self, attempt: int) -> int:
         """Until holder, launcher and both ranks wait; the holder's number."""
