@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from homelab.shared.protocol.run_messages import Stopped
 
 
+SAVING_GRACE_S = 12.0  # more than a rank takes for it (`homelab.worker.training.parting_save`)
+
+
+def _saves(pid: int) -> bool:
+    return files.text(f"/proc/{pid}/comm").strip() == waiting_mark.SAVES
+
+
 def _environment(pid: int) -> list[bytes]:
     try:
         with open(f"/proc/{pid}/environ", "rb") as stream:
@@ -150,7 +157,7 @@ def end_run(
 ) -> Stopped:
     """End every process of a run: ask, wait at most `grace_s`, kill, and look again until none is left, and none holds a card any more.
 
-    `standbys`: those too that wait for its next attempt.
+    `standbys`: those too that wait for its next attempt. A rank that saves its last step gets SAVING_GRACE_S more.
     `ranks`: numbers of processes that were the run's, wherever they are known from; one that is ending already is waited for, too.
     `left` of the answer is what even SIGKILL did not end within 5 s.
     """
@@ -173,8 +180,9 @@ def end_run(
     signal_all(signalled, signal.SIGTERM)
     signal_all(signalled, signal.SIGCONT)
     deadline = time.monotonic() + grace_s
+    latest = deadline + SAVING_GRACE_S
     left = signalled
-    while left and time.monotonic() < deadline:
+    while left and (time.monotonic() < deadline or (time.monotonic() < latest and any(map(_saves, left)))):
         time.sleep(0.05)
         left = remaining()
     killed = set()

@@ -1,10 +1,10 @@
-"""How a process that waits for the next attempt of its run is told from one that is at work: node program and worker both say and read it here."""
+"""How a process of a run says by its name what it is at: that it waits for the next attempt, works, or saves before it ends. Node program and worker both say and read it here."""
 
 from __future__ import annotations
 
 VARIABLE = "HOMELAB_STANDBY"  # in the environment that it was started with, which other processes read for ever
 # Its name (/proc/PID/comm, which ps(1) shows) once its imports are done, and from when on it is one of its run; at most 15 characters (prctl(2)).
-WAITS, AT_WORK = "homelab-waits", "homelab-at-work"
+WAITS, AT_WORK, SAVES = "homelab-waits", "homelab-at-work", "homelab-saves"
 
 RANK_BYTES = (
     1 << 30

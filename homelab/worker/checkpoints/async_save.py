@@ -75,13 +75,17 @@ class Saver:
         self._background = Background("checkpoint")
         self._rows = rows
         self.size_bytes = 0  # of the last checkpoint
+        self.step = task.resume_step  # of the last one that was begun
         self.is_in_background = False
 
-    def begin(self, step: int, own: dict[str, Any], of_trainer: dict[str, Any], curves: Curves, best: BestWeights) -> None:
+    def begin(
+        self, step: int, own: dict[str, Any], of_trainer: dict[str, Any], curves: Curves, best: BestWeights, *, parting: bool = False
+    ) -> None:
         """Save the state after `step`: it is on the disk when this returns, or copied, and on the disk after `finish`.
 
         `own`: weights and optimizer, as the strategy saves them; `of_trainer`: what the Trainer reads again. Waits for the write before, and raises
-        WorkerError when that one or this one fails.
+        WorkerError when that one or this one fails. `parting`: the process ends after it, so it is not copied, and older checkpoints stay: no other
+        node may have this one.
         """
         from homelab.worker.checkpoints.tensor_files import copy_of, writers_of
         from homelab.worker.checkpoints.weights import state_of_run
@@ -89,11 +93,13 @@ class Saver:
         self._background.wait()
         root, keep = self._task.checkpoints_dir, self._task.checkpoint.keep
         self.size_bytes = disk_space.of_state(own)
-        disk_space.make(root, step, self.size_bytes, keep)
+        if not parting:
+            disk_space.make(root, step, self.size_bytes, keep)
         state = own | of_trainer | state_of_run(self._task, curves, best, self._rows)
-        self.is_in_background = self.size_bytes >= self._least_bytes and self._has_memory()
+        self.step = step
+        self.is_in_background = not parting and self.size_bytes >= self._least_bytes and self._has_memory()
         if not self.is_in_background:
-            self._write(root, step, keep, writers_of(state))
+            self._write(root, step, None if parting else keep, writers_of(state))
             return
         copied = writers_of(copy_of(state, self._task.device))
         self._background.start(lambda: self._write(root, step, keep, copied))
@@ -111,10 +117,10 @@ class Saver:
         """How long the last write took that was done in the background; 0 where there was none."""
         return self._background.took_s
 
-    def _write(self, root: Path, step: int, keep: int, writers: dict[str, Any]) -> None:
+    def _write(self, root: Path, step: int, keep: int | None, writers: dict[str, Any]) -> None:
         checkpoint_folder.write(root, step, self._task.recipe_hash, writers, attempt=self._task.attempt)
-        # Only now: during the write, the older ones were the only complete checkpoints.
-        checkpoint_folder.retain(root, keep, newest=step)
+        if keep is not None:  # only now: during the write, the older ones were the only complete checkpoints
+            checkpoint_folder.retain(root, keep, newest=step)
 
     def _has_memory(self) -> bool:
         free_bytes = available_bytes()

@@ -64,8 +64,14 @@ class Curves:
         self._settled += [json.dumps(self._line(row)) + "\n" for row in rows]
         self._open = []
 
+    def keep_own(self, task: Task) -> None:
+        """Take this rank's own figures for what came since, where the others cannot be asked. Losses are the same on all ranks."""
+        own = {"rank": task.rank, "node": task.node}
+        self._settled += [json.dumps(self._line(row) | own) + "\n" for row in self._open]
+        self._open = []
+
     def text(self) -> str:
-        """The file, as of the last `agree`."""
+        """The file, as of the last `agree` or `keep_own`."""
         return "".join(self._settled)
 
     def _line(self, row: list[float]) -> dict[str, Any]:

@@ -69,13 +69,18 @@ class Recorder:
         print(f"note: {message}", flush=True)
         self._metric({"kind": "note", "time": time.time(), "attempt": self.task.attempt, "rank": self.task.rank, "message": message})
 
-    def train(self, line: dict[str, Any], samples: dict[str, Any]) -> None:
-        """Record a finished optimizer step: what it measured, and which rows of the data this rank trained on."""
+    def samples(self, line: dict[str, Any]) -> None:
+        """Record which rows of the data this rank trains on in a step, before it counts: whoever dies after that has said it. Of a step that no
+        later attempt builds on, and that is done again, the later line counts.
+        """
+        _append(self.task.rank_dir / "samples.jsonl", line)
+
+    def train(self, line: dict[str, Any]) -> None:
+        """Record a finished optimizer step: what it measured."""
         if not self._has_trained:
             self._has_trained = True  # and has imported everything, for those to do the same that wait (`waiting_rank`)
             files.replace(self.task.rank_dir / layout.MODULES_JSON, json.dumps(list(sys.modules)).encode())
         self._metric({"kind": "train", "time": time.time(), "attempt": self.task.attempt, **line})
-        _append(self.task.rank_dir / "samples.jsonl", samples)
 
     def shares(self, step: int, change: Rebalancing) -> None:
         """From the next step on rows go to other ranks (rank 0 only)."""

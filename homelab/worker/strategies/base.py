@@ -45,6 +45,11 @@ class Strategy:
         """What of the model this rank loads."""
         return WHOLE
 
+    @property
+    def saves_alone(self) -> bool:
+        """Whether this rank has all of the state, and `state` asks no other rank."""
+        return True
+
     def batches(self, rows: Sequence[Row], *, steps: int, balance: Balance, form: Form) -> StepBatches:
         """What this rank computes in each of `steps` optimizer steps."""
         return self._batches_as(StepBatches, rows, steps, balance, form)

@@ -140,7 +140,7 @@ def _train(task: Task, shape: dict[str, Any], state: StateFile, clock: _Clock) -
     trainer = ShareTrainer(
         model=model, args=training_arguments(task, steps, strategy.arguments(), print),
         batches=strategy.batches(_rows(int(shape["vocab_size"]), task.train.seq_len), steps=steps, balance=balance, form=form), task=task, strategy=strategy,
-        interval=Interval(10**9), hooks=Hooks(lambda _trainer: state(collective_stages.TRAINING), lambda: None, clock.step),
+        interval=Interval(10**9), hooks=Hooks(lambda _trainer: state(collective_stages.TRAINING), lambda: None, lambda _trainer: None, lambda: None, clock.step),
     )  # fmt: skip
     try:
         trainer.train()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from homelab.shared.law.checkpoint_interval import LOSS_S, Interval, loses_more
 from homelab.shared.protocol import phases
+from homelab.worker.checkpoints import disk_space
 from homelab.worker.checkpoints.async_save import Saver
 from homelab.worker.checkpoints.best_weights import BestWeights
 from homelab.worker.checkpoints.curves import Curves
@@ -14,9 +17,13 @@ from homelab.worker.runtime import process_group
 from homelab.worker.runtime.metrics_recorder import Recorder
 from homelab.worker.runtime.task import Task
 from homelab.worker.training import speed_profile
+from homelab.worker.training.parting_save import MOST_S, PartingSave
 
 if TYPE_CHECKING:
     from homelab.worker.training.trainer import ShareTrainer
+
+
+_SLOW_DISK_BYTES_PER_S = 100e6  # of a disk that has not been measured yet
 
 
 class Checkpointing:
@@ -32,6 +39,25 @@ class Checkpointing:
         self.interval = Interval(task.checkpoint.every_steps, known_s)
         self._is_saved = task.resume_step > 0  # there is a checkpoint to resume from
         self._has_noted_the_cost = False
+        self.parting = PartingSave(self._part)
+        self._trainer: ShareTrainer | None = None
+        self._changed: Any = None  # on a card: when the last change of the weights was computed
+
+    def begin(self, trainer: ShareTrainer) -> None:
+        """The first step follows. From now on a fault or a stop saves the last whole step, where this rank can do it alone."""
+        self.interval.begin(time.perf_counter())
+        if self._task.is_keeper and trainer.strategy.saves_alone:
+            self._trainer = trainer
+            self.parting.listen()
+
+    def step_is_whole(self) -> None:
+        """The optimizer has stepped, and the step is written down."""
+        if self._task.device == "cuda":
+            import torch
+
+            self._changed = torch.cuda.Event()
+            self._changed.record()
+        self.parting.end_change()
 
     def after_step(self, trainer: ShareTrainer, step: int, *, last: bool) -> bool:
         """Whether a checkpoint was due after this step, and is saved. Raises WorkerError where this save or an earlier one failed."""
@@ -59,7 +85,8 @@ class Checkpointing:
         self._curves.agree()
         own = trainer.strategy.state(trainer)
         if self._task.is_keeper:
-            self._saver.begin(step, own, _of(trainer), self._curves, self._best)
+            with self.parting.changing():
+                self._saver.begin(step, own, _of(trainer), self._curves, self._best)
         process_group.wait_for_all(f"saved/{step}", self._task.world_size)
         save_s = time.perf_counter() - start_s
         if last or not self._is_saved:
@@ -74,6 +101,24 @@ class Checkpointing:
             self._recorder.saved(step, now_s - start_s, self._saver.size_bytes, in_background=self._saver.is_in_background)
         self._note_the_cost()
 
+    def _part(self) -> None:
+        """Save the last whole step without the other ranks, where that is quick."""
+        trainer, step = self._trainer, self._recorder.step
+        if trainer is None:
+            return
+        self._saver.finish()
+        cost_s = (self.interval.own_stall_s or 0.0) + self._saver.write_s
+        if step <= self._saver.step or cost_s > MOST_S:
+            return
+        start_s = time.perf_counter()
+        with _beside_collectives(self._task, self._changed):
+            own = trainer.strategy.state(trainer)
+            if not cost_s and disk_space.of_state(own) > MOST_S * _SLOW_DISK_BYTES_PER_S:
+                return
+            self._curves.keep_own(self._task)
+            self._saver.begin(step, own, _of(trainer), self._curves, self._best, parting=True)
+        self._recorder.saved(step, time.perf_counter() - start_s, self._saver.size_bytes, in_background=False)
+
     def _note_the_cost(self) -> None:
         """Once: the two promises of the automatic interval contradict each other here."""
         interval = self.interval
@@ -85,6 +130,21 @@ class Checkpointing:
             f"a checkpoint halts the training for {interval.stall_s:.1f} s and is written in {interval.write_s:.0f} s more: one is saved every"
             f" {interval.interval_s:.0f} s. A fault may lose more than {LOSS_S:.0f} s of work. [checkpoint] every_steps sets it by hand"
         )
+
+
+@contextlib.contextmanager
+def _beside_collectives(task: Task, changed: Any) -> Iterator[None]:
+    """On a card the usual stream may wait for a collective that never ends: weights are copied on another one, which waits for `changed` alone."""
+    if task.device != "cuda":
+        yield
+        return
+    import torch
+
+    torch.cuda.set_device(task.local_rank)  # each thread has its own
+    with torch.cuda.stream(torch.cuda.Stream()):
+        if changed is not None:
+            torch.cuda.current_stream().wait_event(changed)
+        yield
 
 
 def _of(trainer: ShareTrainer) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from homelab.shared.protocol import phases, profile_files
 from homelab.worker.checkpoints import fencing, held
 from homelab.worker.checkpoints.best_weights import BestWeights
 from homelab.worker.checkpoints.curves import Curves, keep_before
+from homelab.worker.errors import WorkerError
 from homelab.worker.runtime import imports
 from homelab.worker.runtime.metrics_recorder import Recorder, peak_memory_bytes, perplexity
 from homelab.worker.runtime.task import Task
@@ -87,8 +88,15 @@ class Run:
         if task.rank == 0 and task.tracking.tensorboard:
             self.tensorboard = TensorBoard(task.run_dir / "tensorboard", self.curves, task.resume_step)
         trainer = self._trainer(model, data.train, is_joined)
-        with contextlib.suppress(_NoLongerBetter):
+        try:
             trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        except _NoLongerBetter:
+            pass
+        except WorkerError:
+            raise
+        except Exception:  # a peer that is lost, no memory for a pass: the steps before it need not be done again
+            self.checkpointing.parting.at_fault()
+            raise
         self._finish(trainer)
         process_group.disconnect()
 
@@ -145,7 +153,9 @@ class Run:
             task=task,
             strategy=strategy,
             interval=self.checkpointing.interval,
-            hooks=Hooks(self._before_first, self.recorder.sign, self._after_step),
+            hooks=Hooks(
+                self._before_first, self.recorder.sign, self._before_vote, self.checkpointing.parting.begin_change, self._after_step
+            ),
         )
 
     def _before_first(self, trainer: ShareTrainer) -> None:
@@ -161,21 +171,30 @@ class Run:
         if begin not in self.curves.eval_losses and self._evaluates_after(begin):
             self._evaluate(trainer, begin)
         self._stop_early(begin)
-        self.checkpointing.interval.begin(time.perf_counter())
+        self.checkpointing.begin(trainer)
         if profile_files.REQUEST in self.task.run:
             from homelab.worker.profiling.install import install
 
             self.end_profile = install(trainer, self.task, self.recorder)
         self.recorder.heartbeat(phases.TRAINING)
 
+    def _before_vote(self, trainer: ShareTrainer) -> None:
+        item = trainer.item
+        assert item is not None
+        self.recorder.samples({"step": item.step + 1, "epoch": item.epoch, "ids": item.sources})
+
     def _after_step(self, trainer: ShareTrainer) -> None:
         """An optimizer step is done: write it down, then save and evaluate when it is time."""
+        from homelab.worker.training import speed_profile
+
         step = self.recorder.step = trainer.state.global_step
         self._record(trainer, step)
+        self.checkpointing.step_is_whole()
         if trainer.change and self.task.rank == 0:
             self.recorder.shares(step, trainer.change)
         if self.checkpointing.after_step(trainer, step, last=step == self.recorder.total_steps):
-            self._keep_speeds(trainer)
+            save_s, evaluate_s = self.checkpointing.interval.own_stall_s, self.evaluate_s if self.held_out else None
+            speed_profile.keep(self.task, trainer, self.recorder, save_s, evaluate_s)
         if self._evaluates_after(step):
             self._evaluate(trainer, step)
             self._stop_early(step)
@@ -210,44 +229,11 @@ class Run:
             "share": item.rows if self.balance.measured else task.shares[task.rank],
             "sent_bytes": trainer.strategy.sent_bytes,
         }
-        self.recorder.train(line, {"step": step, "epoch": item.epoch, "ids": item.sources})
+        self.recorder.train(line)
         self.curves.train(line, time.time())
         if self.tensorboard:
             names = ("loss", "perplexity", "learning_rate", "grad_norm", "tokens_per_s", "step_s", "communication_s")
             self.tensorboard.write(step, {f"train/{name}": line[name] for name in names})
-
-    def _keep_speeds(self, trainer: ShareTrainer) -> None:
-        """What was measured, for the next plan, by the first rank of each node. A full disk must not end a training for it."""
-        if not self.task.is_keeper or (self.task.device == "cuda" and self.strategy.part.is_gathered):
-            return  # a pass that waits for other ranks' weights tells no speed
-        import torch
-
-        from homelab.worker.runtime import card_memory
-        from homelab.worker.training import speed_profile
-
-        profile = speed_profile.content(
-            self.task,
-            trainer.reports,
-            speed_profile.Measurements(
-                steps=self.recorder.step - self.task.resume_step,
-                sync_s=trainer.sync_s,
-                wait_s=trainer.wait_s,
-                row_tokens=[len(row.tokens) for row in trainer.train_dataset.rows],
-                save_s=self.checkpointing.interval.own_stall_s,
-                evaluate_s=self.evaluate_s if self.held_out else None,
-                torch_version=torch.__version__,
-                loss_part=sum(row.loss_tokens for row in trainer.train_dataset.rows)
-                / sum(len(row.tokens) for row in trainer.train_dataset.rows),
-                beside_torch_bytes=card_memory.beside_torch_bytes(self.task),
-            ),
-        )
-        if profile is None:
-            return
-        path = speed_profile.path_of(self.task)
-        try:
-            speed_profile.write(path, profile)
-        except OSError as error:
-            self.recorder.note(f"the measured speeds could not be saved in {path}: {error.strerror}")
 
     def _evaluate(self, trainer: ShareTrainer, step: int) -> None:
         """The mean loss per token over the held-out rows, the same number on every rank."""
@@ -261,8 +247,9 @@ class Run:
         world_size = self.task.world_size
         hooks = EvaluationHooks(trainer.strategy, self.recorder.sign, lambda: process_group.wait_for_all(f"evaluated/{step}", world_size))
         loss = held_out_loss(trainer.model, self.held_out, self.balance, self.task.rank, trainer.train_dataset.form, hooks)
-        self.curves.evaluation(step, loss, time.time())
-        self.best.evaluated(step, lambda: trainer.strategy.whole_weights(trainer.model))
+        with self.checkpointing.parting.changing() if trainer.strategy.saves_alone else contextlib.nullcontext():
+            self.curves.evaluation(step, loss, time.time())
+            self.best.evaluated(step, lambda: trainer.strategy.whole_weights(trainer.model))
         if self.task.rank == 0:
             self.recorder.evaluation(step, loss)
             if self.tensorboard:

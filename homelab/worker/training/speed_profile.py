@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from homelab.shared.law.speed import Speed
 from homelab.shared.law.wire_bytes import BUCKET_MB
@@ -21,6 +21,10 @@ from homelab.shared.protocol import files, layout
 from homelab.worker.balancing.balancer import Report
 from homelab.worker.balancing.speed_meter import SETTLING_STEPS, WINDOW_STEPS
 from homelab.worker.runtime.task import Rank, Task
+
+if TYPE_CHECKING:
+    from homelab.worker.runtime.metrics_recorder import Recorder
+    from homelab.worker.training.trainer import ShareTrainer
 
 _QUANTILES = 32
 _MOST_SYNCS = 30
@@ -53,6 +57,37 @@ class Measurements:
     torch_version: str
     beside_torch_bytes: int | None = None
     loss_part: float | None = None
+
+
+def keep(task: Task, trainer: ShareTrainer, recorder: Recorder, save_s: float | None, evaluate_s: float | None) -> None:
+    """Write down what was measured, for the next plan, by the first rank of each node. A full disk must not end a training for it."""
+    if not task.is_keeper or (task.device == "cuda" and trainer.strategy.part.is_gathered):
+        return  # a pass that waits for other ranks' weights tells no speed
+    import torch
+
+    from homelab.worker.runtime import card_memory
+
+    rows = trainer.train_dataset.rows
+    row_tokens = [len(row.tokens) for row in rows]
+    measured = Measurements(
+        steps=recorder.step - task.resume_step,
+        sync_s=trainer.sync_s,
+        wait_s=trainer.wait_s,
+        row_tokens=row_tokens,
+        save_s=save_s,
+        evaluate_s=evaluate_s,
+        torch_version=torch.__version__,
+        loss_part=sum(row.loss_tokens for row in rows) / sum(row_tokens),
+        beside_torch_bytes=card_memory.beside_torch_bytes(task),
+    )
+    profile = content(task, trainer.reports, measured)
+    if profile is None:
+        return
+    path = path_of(task)
+    try:
+        write(path, profile)
+    except OSError as error:
+        recorder.note(f"the measured speeds could not be saved in {path}: {error.strerror}")
 
 
 def content(task: Task, reports: Sequence[Report | None], measured: Measurements) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 import torch
@@ -30,48 +30,29 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from homelab.shared.law.checkpoint_interval import NUMBERS, Interval
-from homelab.worker.balancing.balancer import REPORT_NUMBERS, Rebalancing, Report
+from homelab.shared.law.checkpoint_interval import Interval
+from homelab.worker.balancing.balancer import Rebalancing, Report
 from homelab.worker.balancing.speed_meter import SpeedMeter
 from homelab.worker.data.batches import StepBatches, StepItem, copied, loss_tokens
 from homelab.worker.errors import TrainingError, WorkerError
 from homelab.worker.runtime.step_timer import StepTimer
 from homelab.worker.runtime.task import Task
 from homelab.worker.strategies.base import Strategy
-from homelab.worker.training import loss_scale, trainer_members
+from homelab.worker.training import figures_of_step, loss_scale, trainer_members
+from homelab.worker.training.figures_of_step import Figures
 from homelab.worker.training.model_checks import check_loss_is_a_sum, check_samples_stay_apart
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """What is called around the work of a trainer: before the first step, after each forward and backward pass, after each optimizer step."""
+    """What is called around the work of a trainer: before the first step, after each forward and backward pass, when all passes of a step are done
+    and nothing of it counts yet, before the optimizer steps, and after it."""
 
     before_first: Callable[[ShareTrainer], None]
     after_pass: Callable[[], None]
+    before_vote: Callable[[ShareTrainer], None]
+    before_change: Callable[[], None]
     after_step: Callable[[ShareTrainer], None]
-
-
-class Figures(NamedTuple):
-    """What a rank tells the others after its passes of a step, as numbers in one collective.
-
-    `counted`: tokens with loss in its own rows; `expected`: in the whole batch. `waited_s`: for communication, in the step before. `since_save`: as
-    `Interval.numbers` gives them.
-    """
-
-    loss: float
-    counted: int
-    expected: int
-    waited_s: float
-    since_save: list[float]
-    report: Report | None
-
-    def numbers(self) -> list[float]:
-        return [*self[:4], *self.since_save, *(self.report.numbers() if self.report else [0.0] * REPORT_NUMBERS)]
-
-    @classmethod
-    def of(cls, numbers: list[float]) -> Figures:
-        loss, counted, expected, waited_s, *rest = numbers
-        return cls(loss, int(counted), int(expected), waited_s, rest[:NUMBERS], Report.of(rest[NUMBERS:]))
 
 
 class ShareTrainer(Trainer):
@@ -151,9 +132,10 @@ class ShareTrainer(Trainer):
         counted = sum(loss_tokens(batch) for batch in self.item.micro_batches) if self.item.sources else 0
         is_asked = self.task.is_keeper and self.task.save_request.exists()
         since_save = self.interval.numbers(time.perf_counter(), self.step_s, is_asked=is_asked)
+        self.hooks.before_vote(self)
         own = Figures(own_loss, counted, inputs.loss_tokens, self._waited_s, since_save, self._report(inputs))
         everyone = [Figures.of(numbers) for numbers in self.clock.gather(own.numbers())]
-        self._check_batch([figures.counted for figures in everyone], [figures.expected for figures in everyone])
+        figures_of_step.refuse_other_batch(everyone, step=self.item.step + 1, rank=self.task.rank)
         losses = [figures.loss for figures in everyone]
         self.interval.update([figures.since_save for figures in everyone])
         self.reports = [figures.report for figures in everyone]
@@ -191,17 +173,6 @@ class ShareTrainer(Trainer):
         batches = self.train_dataset
         extra = copied([batches.stand_in()] * missing, self.args.device, pin=False)
         return dataclasses.replace(item, micro_batches=[*item.micro_batches, *extra], seeds=[*item.seeds, *[batches.seed] * missing])
-
-    def _check_batch(self, counted: list[int], expected: list[int]) -> None:
-        """All ranks must have made the same global batch, and their parts must be the whole of it."""
-        if set(expected) != {sum(counted)}:
-            assert self.item is not None
-            expected_counts = ", ".join(str(tokens) for tokens in sorted(set(expected)))
-            raise TrainingError(
-                f"the ranks do not train on the same global batch: {sum(counted)} tokens with loss instead of {expected_counts}",
-                where=f"step {self.item.step + 1}, rank {self.task.rank}",
-                hint="the nodes hold different data or tokenizers: compare the files in run.json, then launch again",
-            )
 
     def _report(self, item: StepItem) -> Report | None:
         """This rank's speed and how this step compares with what was believed of it, for the others; None where nothing is measured yet."""
@@ -282,6 +253,7 @@ class _Steps(TrainerCallback):
 
     def on_pre_optimizer_step(self, *_args: Any, **_kwargs: Any) -> None:
         self.trainer.learning_rate = float(self.trainer.optimizer.param_groups[0]["lr"])
+        self.trainer.hooks.before_change()
 
     def on_step_end(self, *_args: Any, **_kwargs: Any) -> None:
         self.trainer.step_done()

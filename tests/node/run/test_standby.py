@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -244,6 +245,29 @@ def test_whoever_was_frozen_starts_no_attempt_that_the_run_has_left_behind(machi
     os.kill(holder, signal.SIGCONT)
     wait_until(lambda: not processes.is_alive(holder) and not machine.waiting())
     assert not (machine.here(2) / "agent.json").exists() and len(processes.of_run(RUN, str(machine.workdir), NODE)) == 4
+
+
+# It hears the request to end, and ends two seconds later.
+SLOW_TO_END = """
+import os, signal, sys, time
+open("/proc/self/comm", "w").write(sys.argv[1])
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), os._exit(0)))
+print("here", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize(("name", "killed"), [(waiting_mark.SAVES, 0), (waiting_mark.AT_WORK, 1)])
+def test_who_saves_before_it_ends_gets_the_time_for_it(tmp_path: Path, name: str, killed: int) -> None:
+    environment = {**os.environ, "HOMELAB_RUN": RUN, "HOMELAB_NODE": NODE, "HOMELAB_RUN_DIR": paths.run_dir(str(tmp_path), RUN)}
+    with subprocess.Popen([sys.executable, "-c", SLOW_TO_END, name], env=environment, stdout=subprocess.PIPE) as rank:
+        assert rank.stdout is not None and rank.stdout.readline() == b"here\n"
+        waiting = threading.Thread(target=rank.wait)
+        waiting.start()
+        ended = processes.end_run(RUN, str(tmp_path), NODE, grace_s=0.3)
+        waiting.join()
+    assert (ended.asked, ended.killed, ended.left) == (1, killed, ())
 
 
 def test_those_that_nobody_needs_end(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

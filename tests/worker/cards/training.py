@@ -249,7 +249,7 @@ class Player:
         batches = strategy.batches(ROWS, steps=self._training.steps, balance=run.balance, form=Form(0))
         own = trainer.ShareTrainer(
             model=model, args=args, batches=batches, task=task, strategy=strategy, interval=run.checkpointing.interval,
-            hooks=trainer.Hooks(run._before_first, run.recorder.sign, run._after_step),
+            hooks=trainer.Hooks(run._before_first, run.recorder.sign, run._before_vote, run.checkpointing.parting.begin_change, run._after_step),
         )  # fmt: skip
         strategy.before_wrap(model)
         wrapped = model if strategy.places_model else Copies(model, task.parallel.bucket_size_mb / 2**20)

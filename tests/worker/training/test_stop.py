@@ -167,16 +167,16 @@ def test_a_good_end_leaves_a_model_that_answers_what_it_learned(forks: harness.F
 
 def test_ranks_that_made_another_global_batch_stop_before_the_weights_change() -> None:
     """Their data or tokenizers differ: each rank counts the whole batch and its own part."""
-    from types import SimpleNamespace
-
     from homelab.worker.errors import TrainingError
-    from homelab.worker.training.trainer import ShareTrainer
+    from homelab.worker.training.figures_of_step import Figures, refuse_other_batch
 
-    trainer: Any = SimpleNamespace(item=SimpleNamespace(step=6), task=SimpleNamespace(rank=1))
-    ShareTrainer._check_batch(trainer, [70, 30], [100, 100])
+    def everyone(counted: list[int], expected: list[int]) -> list[Figures]:
+        return [Figures(0.0, own, whole, 0.0, [], None) for own, whole in zip(counted, expected, strict=True)]
+
+    refuse_other_batch(everyone([70, 30], [100, 100]), step=7, rank=1)
     for counted, expected in (([70, 31], [100, 100]), ([70, 30], [100, 99])):
         with pytest.raises(TrainingError, match="not train on the same global batch") as caught:
-            ShareTrainer._check_batch(trainer, counted, expected)
+            refuse_other_batch(everyone(counted, expected), step=7, rank=1)
         assert caught.value.where == "step 7, rank 1" and "run.json" in caught.value.hint
 
 

@@ -118,6 +118,10 @@ class Stages(Strategy):
         norm: float = gradient_norm.clip(gradients, most, lambda square: sum(values[0] for values in self._collect([square])))
         return norm
 
+    @property
+    def saves_alone(self) -> bool:
+        return False
+
     def state(self, trainer: Any) -> dict[str, Any]:
         is_kept = self._task.is_keeper
         state = {

@@ -144,6 +144,10 @@ class Shards(Strategy):
         norm: float = gradient_norm.clip(own, most, lambda square: sum(values[0] for values in self._collect([square])) / copies)
         return norm
 
+    @property
+    def saves_alone(self) -> bool:
+        return self._task.world_size == 1
+
     def state(self, trainer: Any) -> dict[str, Any]:
         is_kept = self._task.is_keeper
         own = {weights.WEIGHTS: weights.trained(trainer.model), weights.OPTIMIZER: trainer.optimizer.state_dict()}
