@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +28,11 @@ from homelab.shared.protocol.run_requests import StopRequest
 if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
     from homelab.shared.protocol.run_requests import StartRequest, UndoRequest
+
+
+_LOOK_S = 0.1
+# The end of ChildFailedError's text, whole (torch/distributed/elastic/multiprocessing/errors/__init__.py of 2.13).
+_ROOT_CAUSE = re.compile(r"^Root Cause \(first observed failure\):\n.*^={20,}$", re.MULTILINE | re.DOTALL)
 
 
 def start(request: StartRequest) -> Done:
@@ -124,7 +130,7 @@ def watch(node_dir: str, waiting: subprocess.Popen[bytes] | None = None) -> None
         sys.exit(error.errno or 1)
     guard = isolation_guard.Guard(workdir, plan["run"], plan["attempt"], plan["node"])
     with isolation_guard.awake(plan["run"]), energy_meter.Meter(node_dir), guard, standby.Preparing(plan, folder, node_dir):
-        returncode = child.wait()
+        returncode = _ended(child, None if plan.get("direct") or not plan.get("program") else os.path.join(node_dir, "err.log"))
     # Workers that survive a killed torchrun would hold the card and the port.
     processes.end_run(plan["run"], workdir, plan["node"], grace_s=5.0, spare=(os.getpid(),), standbys=returncode == 0)
     secret_files.remove(folder)
@@ -151,6 +157,25 @@ def _torchrun(plan: JsonObject, folder: str, node_dir: str, waiting: subprocess.
         return rank_launcher.begin(rank_launcher.order(plan, environment, folder, node_dir), waiting)
     with open(os.path.join(node_dir, "out.log"), "ab") as out, open(os.path.join(node_dir, "err.log"), "ab") as err:
         return programs.detached(plan["command"], folder, environment, out, err)
+
+
+def _ended(child: subprocess.Popen[bytes], words: str | None) -> int:
+    """Wait for the end of torchrun, or what stands in its place; its exit code. `words`: torchrun's own file of errors, in which no rank writes.
+
+    When torchrun has said whose fault it was, its exit code is 1, and it needs a third of a second more to take its interpreter down (measured).
+    """
+    seen_bytes = 0
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.wait(_LOOK_S)
+        if words is None:
+            return child.wait()
+        size_bytes = os.stat(words).st_size if os.path.exists(words) else 0
+        if size_bytes != seen_bytes and _ROOT_CAUSE.search("\n".join(files.tail(words, 60))):
+            child.kill()
+            child.wait()
+            return 1
+        seen_bytes = size_bytes
 
 
 def _takes_pipes(folder: str) -> bool:

@@ -247,6 +247,43 @@ def test_whoever_was_frozen_starts_no_attempt_that_the_run_has_left_behind(machi
     assert not (machine.here(2) / "agent.json").exists() and len(processes.of_run(RUN, str(machine.workdir), NODE)) == 4
 
 
+# torchrun 2.13 after kill -9 of a rank. In its place a program says it and goes on for a minute.
+WORDS = """
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 
+=====================================================
+homelab.worker FAILED
+-----------------------------------------------------
+Failures:
+  <NO_OTHER_FAILURES>
+-----------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-27_02:28:49
+  host      : localhost
+  rank      : 0 (local_rank: 0)
+  exitcode  : -9 (pid: 7123)  (SIGKILL)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 7123
+"""
+END = "=====================================================\n"
+
+
+def test_torchrun_that_has_said_its_last_words_is_not_waited_for(machine: Machine) -> None:
+    says = "import sys, time; print(sys.argv[1], file=sys.stderr, end='', flush=True); time.sleep(60)"
+    common: dict[str, Any] = {"direct": False, "standby_after_s": None}
+    machine.start(1, **common, command=[sys.executable, "-c", says, WORDS + END])
+    wait_until((machine.here(1) / "exit.json").exists, 10.0)
+    assert files.read_json(machine.here(1) / "exit.json")["returncode"] == 1
+    machine.start(2, **common, command=[sys.executable, "-c", says, WORDS])
+    machine.start(3, **common, command=[sys.executable, "-c", says, WORDS + END], program=[])
+    for attempt in (2, 3):
+        wait_until(lambda attempt=attempt: "Root Cause" in files.text(machine.here(attempt) / "err.log"))
+    time.sleep(0.5)
+    assert not any((machine.here(attempt) / "exit.json").exists() for attempt in (2, 3)), (
+        "half of them, and those of somebody's own program"
+    )
+
+
 # It hears the request to end, and ends two seconds later.
 SLOW_TO_END = """
 import os, signal, sys, time
