@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 SAVING_GRACE_S = 12.0  # more than a rank takes for it (`homelab.worker.training.parting_save`)
 
 
-def _saves(pid: int) -> bool:
-    return files.text(f"/proc/{pid}/comm").strip() == waiting_mark.SAVES
-
-
 def _environment(pid: int) -> list[bytes]:
     try:
         with open(f"/proc/{pid}/environ", "rb") as stream:
@@ -182,7 +178,7 @@ def end_run(
     deadline = time.monotonic() + grace_s
     latest = deadline + SAVING_GRACE_S
     left = signalled
-    while left and (time.monotonic() < deadline or (time.monotonic() < latest and any(map(_saves, left)))):
+    while left and time.monotonic() < (latest if any(files.text(f"/proc/{pid}/comm") == waiting_mark.SAVES for pid in left) else deadline):
         time.sleep(0.05)
         left = remaining()
     killed = set()

@@ -8,6 +8,7 @@ worker join them to a folder of theirs; no other file spells them.
     WORKDIR/supervised/RUN/       a supervisor that was placed on this node
     WORKDIR/data/DIGEST/          files shipped from the controller
     WORKDIR/speeds/               measured speeds
+    WORKDIR/rows/                 encoded rows (the worker's cache)
     WORKDIR/yield                 made by a person at the machine who wants it, and removed again
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import math
 import time
@@ -88,6 +89,7 @@ class Run:
         if task.rank == 0 and task.tracking.tensorboard:
             self.tensorboard = TensorBoard(task.run_dir / "tensorboard", self.curves, task.resume_step)
         trainer = self._trainer(model, data.train, is_joined)
+        gc.freeze()  # the Trainer collects before its first step, and would look at all that was imported: a sixth of a second and more
         try:
             trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         except _NoLongerBetter:
@@ -102,12 +104,17 @@ class Run:
 
     def _load_data(self, path: str) -> EncodedData:
         """Tokenizer and rows; the recorder knows the number of steps then."""
-        from homelab.worker.data import encoding, template_clock
+        from homelab.worker.data import encoding, row_cache, template_clock
         from homelab.worker.model.pretrained import load_tokenizer
 
         task, recorder = self.task, self.recorder
         self.tokenizer = load_tokenizer(task.run, path)
-        data = encoding.load_data(task.run, self.tokenizer, task.node)
+        kept_at = row_cache.file_of(task, path)
+        data = row_cache.load(kept_at) if kept_at is not None else None
+        if data is None:
+            data = encoding.load_data(task.run, self.tokenizer, task.node)
+            if kept_at is not None and task.is_keeper and template_clock.note_of(self.tokenizer) is None:
+                row_cache.keep(kept_at, data)
         self.held_out = data.held_out
         for note in (*data.notes, template_clock.note_of(self.tokenizer)):
             if note:
