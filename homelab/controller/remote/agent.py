@@ -130,7 +130,8 @@ class Agent:
 
     def _ask_line(self, verb: str, request: bytes, timeout_s: float) -> Completed | None:
         """The answer of the process that answers question after question; None where the question has to be asked by itself: the first one, which
-        shows whether this node can answer at all, one beside another, and one whose line broke. Raises UnreachableError.
+        shows whether this node can answer at all, one beside another, one whose line broke, and one that must not be heard twice, on a line of which
+        nothing was heard lately. Raises UnreachableError.
         """
         command = self._command("questions")
         if self._is_crowded:
@@ -138,12 +139,15 @@ class Agent:
         if self._has_answered != command:
             self._has_answered = command
             return None
+        is_once = verb in question_line.ONCE
         if not self._asking.acquire(blocking=False):
             return None
         kept = _Kept(VERBS[verb].most_bytes, self._endless)
         kept.write(_MARK + _AGENT_MARK)
         deadline = time.monotonic() + timeout_s
         try:
+            if is_once and (self._line is None or time.monotonic() - self._line.answered_s > question_line.MOMENT_S):
+                return None
             if self._line is None or self._line.command != command:
                 self._hang_up()
                 self._line = QuestionLine(self._opened(command, b"", "questions", timeout_s), command)
@@ -151,9 +155,12 @@ class Agent:
             return Completed(completed.returncode, bytes(kept.bytes), completed.stderr)
         except (OSError, EOFError, ValueError, HomelabError) as error:  # a TimeoutError is an OSError
             self._hang_up()
-            if time.monotonic() < deadline:
+            is_late = time.monotonic() >= deadline
+            if not is_late and not is_once:
                 return None
-            lost = f"the connection to this node was lost: no answer within {timeout_s:.0f} s"
+            lost = (
+                f"the connection to this node was lost: {f'no answer within {timeout_s:.0f} s' if is_late else f'{verb} was not answered'}"
+            )
             raise UnreachableError(lost, where=agent_errors.where_of(self.node), hint=homelab("preflight --only ssh")) from error
         finally:
             self._asking.release()

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from typing import BinaryIO
 
 from homelab.controller.remote.decoding import decoded
 from homelab.controller.remote.session import Completed, Stream
 
-# Questions that may be asked twice: after a line that broke nobody knows whether the last one was heard.
+# After a line that broke nobody knows whether the last question was heard. These may be asked again, but for ONCE: those are asked only on a line that has
+# answered a moment ago.
 VERBS = frozenset({
-    "checkpoints", "claim", "describe", "energies", "facts", "free-port", "has-file", "manifest", "mark-stop", "poll", "release", "runs", "save", "stop",
+    "checkpoints", "claim", "describe", "energies", "facts", "free-port", "has-file", "manifest", "mark-stop", "poll", "release", "runs", "save", "start", "stop",
 })  # fmt: skip
+
+ONCE, MOMENT_S = frozenset({"start"}), 2.0
 
 
 class QuestionLine:
@@ -20,6 +24,7 @@ class QuestionLine:
 
     def __init__(self, stream: Stream, command: str) -> None:
         self.command = command
+        self.answered_s = -math.inf  # monotonic
         self._stream = stream
 
     def ask(self, verb: str, request: bytes, into: BinaryIO, timeout_s: float) -> Completed:
@@ -35,6 +40,7 @@ class QuestionLine:
             end = decoded(line[1:], 10)
             if not isinstance(end, dict) or type(end.get("returncode")) is not int or not isinstance(end.get("stderr"), str):
                 break
+            self.answered_s = time.monotonic()
             return Completed(end["returncode"], b"", end["stderr"].encode())
         raise OSError("the line of questions broke")
 

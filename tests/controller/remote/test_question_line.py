@@ -19,7 +19,7 @@ import pytest
 from homelab.controller.base.errors import HomelabError, UnreachableError
 from homelab.controller.config.cluster import Cluster, Node
 from homelab.controller.remote.agent import Agent
-from homelab.controller.remote.question_line import VERBS, QuestionLine
+from homelab.controller.remote.question_line import ONCE, VERBS, QuestionLine
 from homelab.controller.remote.session import CrowdedError
 from homelab.controller.run import node_matching
 from homelab.lab import Lab, procfs
@@ -209,5 +209,30 @@ def test_it_answers_whatever_a_child_does(tmp_path: Path) -> None:
         assert process.wait(10) == 0
 
 
-def test_a_start_is_never_asked_twice() -> None:
-    assert not VERBS & {"start", "undo", "receive-file", "collective", "supervisor-start", "run-remove"}
+def test_a_start_is_never_asked_twice(agent: Agent, remote_lab: Lab) -> None:
+    """Over the line only while it is known to live, and not again where it breaks: the first one may have been heard."""
+
+    def start() -> None:
+        with pytest.raises(HomelabError) as refused:
+            agent.ask(
+                "start", {"run": "../x", "attempt": 1, "run_json": {}, "plan_json": {}, "command": [], "environment": {}, "secrets": {}}
+            )
+        said.append(str(refused.value))
+
+    said = list[str]()
+    start()
+    assert alone(agent) == 1, "no line was there"
+    agent.ask("runs")
+    start()
+    assert alone(agent) == 1 and said[0] == said[1], "the same refusal, over the line"
+    assert agent._line is not None
+    agent._line.answered_s -= 10.0
+    start()
+    assert alone(agent) == 2, "nothing was heard for a while"
+    agent.ask("runs")
+    for pid in lines_of(remote_lab):
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(UnreachableError, match="start was not answered"):
+        agent.ask("start", {"run": RUN, "attempt": 1, "run_json": {}, "plan_json": {}, "command": [], "environment": {}, "secrets": {}})
+    assert alone(agent) == 2 and {"start"} == ONCE
+    assert not VERBS & {"undo", "receive-file", "collective", "supervisor-start", "run-remove"}

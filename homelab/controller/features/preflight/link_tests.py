@@ -48,7 +48,7 @@ def between(fleet: Fleet, evidence: Evidence, *, measure_wire: bool) -> tuple[Li
     """
     of_head = evidence.facts[evidence.head].network.port if evidence.head in evidence.facts else None
     head = evidence.head if of_head is not None and of_head.free else None
-    meeting = LinkTest(fleet, evidence, head)
+    meeting = LinkTest(fleet, evidence, head, is_short=not measure_wire)
     try:
         links = meeting.dial()
         places = {name: (evidence.lan[name][0], ready.burst) for name, ready in meeting.ready.items() if ready.burst}
@@ -59,11 +59,12 @@ def between(fleet: Fleet, evidence: Evidence, *, measure_wire: bool) -> tuple[Li
 
 
 class LinkTest:
-    """One stream to each node that could listen; `silent` says why the others could not."""
+    """One stream to each node that could listen; `silent` says why the others could not. `is_short`: a fifth of a second for 300 small packets is too long."""
 
-    def __init__(self, fleet: Fleet, evidence: Evidence, head: str | None) -> None:
+    def __init__(self, fleet: Fleet, evidence: Evidence, head: str | None, *, is_short: bool) -> None:
         self.evidence = evidence
         self.names = [name for name in evidence.lan if name in evidence.facts]
+        self.packets = packet_loss.PACKETS_OF_MANY if is_short or len(self.names) > _MANY else packet_loss.PACKETS
         opened, self.silent = on_all(self.names, lambda name: _open(fleet, evidence, name, head))
         self.streams = {name: stream for name, (stream, _) in opened.items()}
         self.ready = {name: ready for name, (_, ready) in opened.items()}
@@ -124,8 +125,7 @@ class LinkTest:
                 if ready.burst:
                     tokens[target] = packet_loss.token()
                     targets[-1]["burst"] = {"port": ready.burst, "token": tokens[target]}
-        count = packet_loss.PACKETS_OF_MANY if is_many else packet_loss.PACKETS
-        dialled = self.ask(source, {"dial": targets, "timeout_s": _TIMEOUT_S, "packets": count}, _ANSWER_S)
+        dialled = self.ask(source, {"dial": targets, "timeout_s": _TIMEOUT_S, "packets": self.packets}, _ANSWER_S)
         for entry in dialled:
             if entry.sent and entry.node in tokens:
                 self.bursts[source, entry.node] = packet_loss.Burst(tokens[entry.node], entry.sent)

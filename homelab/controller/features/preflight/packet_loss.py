@@ -12,7 +12,7 @@ from homelab.controller.checks.network.blame import Pair
 from homelab.controller.remote.fanout import on_all
 from homelab.shared.protocol.network_messages import Dials
 
-PACKETS, PACKETS_OF_MANY = 300, 100  # a pair of up to eight nodes, of more
+PACKETS, PACKETS_OF_MANY = 300, 100  # a pair of up to eight nodes; of more, and in a recovery
 _PACKETS_AGAIN = 600
 LEAST_SHARE = 0.01  # of 300 packets at 5 %, three or more are missing in all but one of 20,000 bursts
 # With so many lost UDP packets and fast connects, a device limits UDP, and TCP loses nothing.
