@@ -7,6 +7,7 @@ wires between the nodes are slow, so that the soak's own steps take long and cos
 from __future__ import annotations
 
 import random
+import statistics
 import sys
 import time
 from collections import Counter
@@ -171,10 +172,16 @@ class Soak:
         output = (log.read_text(errors="replace") if log.exists() else "") + "".join(self.place.said)
         if "Traceback" in output:
             self.why.append("a traceback of the supervisor")
+        stood_s, times = (
+            self.run.standstills_s(),
+            [at for attempt in range(1, self.run.attempt() + 1) for at in self.run.train_times(attempt).values()],
+        )
         error, once = self._compare()
         faults = [line for line in self.story if line.trouble]
         figures = {
             "soak_minutes": minutes, "soak_faults": float(len(faults)), "soak_restarts": float(len(lost)),
+            "soak_training_share": 1.0 - sum(stood_s) / (max(times) - min(times)) if len(times) > 1 else 0.0,
+            "soak_standstill_median_s": statistics.median(stood_s) if stood_s else 0.0,
             "soak_lost_steps_max": float(max(lost, default=0)), "soak_lost_steps": float(sum(lost)),
             "soak_save_interval_steps": float(EVERY_STEPS), "soak_steps": float(self.ground.steps),
             "soak_weights_equal": float(error is not None and error <= TOLERANCE), "soak_exactly_once": float(once),
