@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.faults.scene import Case, Scene
 
 from homelab.controller.run import store
+from homelab.lab import procfs
 from scripts.practice.misconfigurations.node_changes import inside, mounted, view
 
 ROOM_BYTES = 48 << 10  # room for the metrics that the ranks write at every step; a checkpoint is larger
@@ -32,12 +34,12 @@ def disk_full(scene: Scene) -> None:
 
 
 def checkpoint_truncated(scene: Scene) -> None:
-    """The newest checkpoint is cut short on every node, then a worker dies."""
+    """The newest checkpoint is cut short on every node, then all workers die at once."""
     _damaged(scene, lambda file: os.truncate(file, file.stat().st_size // 2))
 
 
 def checkpoint_flipped(scene: Scene) -> None:
-    """One bit of the newest checkpoint is another one on every node, then a worker dies."""
+    """One bit of the newest checkpoint is another one on every node, then all workers die at once."""
 
     def flip(file: Path) -> None:
         with file.open("r+b") as stream:
@@ -54,14 +56,19 @@ def _damaged(scene: Scene, damage: Callable[[Path], None]) -> None:
     scene.train()
     # Two checkpoints must exist, because one must stay good.
     scene.until(lambda: len(list(scene.run.folder("node1").glob("checkpoints/step-*"))) >= 2, "second checkpoint")
-    node = scene.node()
-    folders = [folder for name in scene.run.node_names(1) for folder in scene.run.folder(name).glob("checkpoints/step-*")]
+    scene.node()
+    nodes = scene.run.node_names(1)
+    workers = [
+        pid for name in nodes for pid in {*scene.processes(name, "homelab.worker")} - {*scene.processes(name, "torch.distributed.run")}
+    ]
+    folders = [folder for name in nodes for folder in scene.run.folder(name).glob("checkpoints/step-*")]
     newest = max(folder.name for folder in folders)
     with scene.fault():
+        procfs.send(workers, signal.SIGSTOP)  # who loses a peer while it runs saves its last step
         for folder in folders:
             if folder.name == newest:
                 damage(max(folder.glob("*.safetensors"), key=lambda file: file.stat().st_size))
-        scene.lab.fault(node, "kill-worker")
+        procfs.send(workers, signal.SIGKILL)
     scene.finish()
     resumed = scene.run.plan(2).get("resume_step")
     assert resumed is None or resumed < int(newest.removeprefix("step-")), f"attempt 2 began with the damaged {newest}"
