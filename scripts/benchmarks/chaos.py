@@ -11,6 +11,7 @@ detect_cut_median_s    the same where a node or a process became silent
 resume_over_floor_median_s  from the fault to the next training step, less detection and the workers' own start
 resume_standby_median_s  from the fault to the next training step, less detection, where the next attempt was prepared (case standby)
 resume_cold_median_s   the same without (case cold)
+lost_steps_survivors   most steps that were done again after a fault that left ranks with a whole state alive (cases LEAVE_SURVIVORS)
 standby_step_cost      step beside processes that wait over step before them, in one run
 false_alarms           undisturbed runs that were restarted although nothing had failed
 save_overhead_percent  share of the undisturbed run's time that went into checkpoints
@@ -42,6 +43,7 @@ from rich.table import Table
 from homelab.controller.base.errors import did_you_mean
 
 MOST_ALARMS = 4
+LEAVE_SURVIVORS = ("worker-killed", "power-cut", "worker-frozen", "standby", "cold", "standby-killed")
 
 
 def main() -> int:
@@ -171,6 +173,8 @@ def _figures(outcomes: list[Outcome]) -> dict[str, float]:
     for name, values in _measured(outcomes).items():
         if values:
             figures[f"{name}_median_s"] = statistics.median(values)
+    if lost := [outcome.lost_steps for outcome in outcomes if outcome.case in LEAVE_SURVIVORS and outcome.lost_steps is not None]:
+        figures["lost_steps_survivors"] = float(max(lost))
     if costs := [outcome.step_cost for outcome in outcomes if outcome.step_cost is not None]:
         figures["standby_step_cost"] = statistics.median(costs)
     return figures
