@@ -160,7 +160,7 @@ def test_what_is_shipped_imports_nothing_that_is_not() -> None:
 
 
 def test_every_module_of_the_shipped_rooms_is_in_the_archive() -> None:
-    with tarfile.open(fileobj=io.BytesIO(ship.archive()[1])) as archive:
+    with tarfile.open(fileobj=io.BytesIO(ship.CODE.archive())) as archive:
         names = set(archive.getnames())
     modules = {f"homelab/{label(path)}" for room in SHIPPED_ROOMS for path in (ROOT / room).rglob("*.py")}
     assert names == modules | {"homelab/__init__.py"}

@@ -41,7 +41,7 @@ def command(
     facts = gathered.facts.get(name)
     document: dict[str, Any] = {
         "homelab": __version__,
-        "code": ship.archive()[0],
+        "code": ship.CODE.content_hash(),
         "controller": {"python": sys.version.split()[0], "system": platform.platform()},
         "cluster.toml": loaded.nodes[0].model_dump(mode="json", exclude_defaults=True),
         "answer_seconds": round(gathered.answer_seconds[name], 3) if name in gathered.answer_seconds else None,

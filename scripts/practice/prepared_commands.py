@@ -26,6 +26,8 @@ from typing import Any
 
 import typer
 
+from homelab.controller.remote import ship
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 _MOST_BYTES = 1 << 18
 spent_s = 0.0  # CPU seconds of all commands so far
@@ -88,6 +90,8 @@ def _prepare() -> None:
     ours = pkgutil.walk_packages([str(REPOSITORY / "homelab/controller")], "homelab.controller.")
     for name in (*IMPORTED, *(module.name for module in ours)):
         importlib.import_module(name)
+    # 0.1 s of each command that asks a node.
+    ship.CODE.archive()
     # Each call makes all commands with their options anew: 0.06 s.
     typer.main.get_command = functools.cache(typer.main.get_command)
     typer.main.get_command(importlib.import_module("homelab.cli.command_list").app)

@@ -87,7 +87,7 @@ def prepare(fleet: Fleet, request: SupervisorRequest, say: Say) -> SupervisorPla
     remote_cluster = seen_from(fleet.cluster.only(tuple(request.nodes)), request.head, request.addresses)
     of_cluster = {"cluster.toml": cluster_text(remote_cluster).encode(), KNOWN_HOSTS: host_keys(fleet.cluster, remote_cluster).encode()}
     try:
-        agent.unpack(_code_dir(node), ship.package()[1])
+        agent.unpack(_code_dir(node), ship.PACKAGE.archive())
         agent.send("supervisor-put", place.request(fleet), ship.tar(of_cluster, mode=0o600))
         say(f"testing the connections from {request.head} to the other nodes")
         errors = agent.ask("supervisor-reach", place.request(fleet), timeout_s=90.0)["errors"]
@@ -249,7 +249,7 @@ def _authorise(head: Node, others: list[Node]) -> Command:
 
 
 def _code_dir(node: Node) -> str:
-    return f"{node.workdir}/code/{ship.package()[0]}"
+    return f"{node.workdir}/code/{ship.PACKAGE.content_hash()}"
 
 
 def _folder_of(paths: RunPaths) -> dict[str, bytes]:

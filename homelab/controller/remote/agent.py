@@ -122,7 +122,7 @@ class Agent:
             return completed
         completed = self._run_once(command, head, body, timeout_s, into or _Kept(most, self._endless))
         if completed.returncode == _CODE_MISSING:
-            self.unpack(ship.code_dir(self.node.workdir), ship.archive()[1], timeout_s=max(timeout_s, 30.0))
+            self.unpack(ship.code_dir(self.node.workdir), ship.CODE.archive(), timeout_s=max(timeout_s, 30.0))
             if not isinstance(body, bytes):
                 body.seek(0)  # nothing was read by the command that found no code; what was sent to it is sent again
             completed = self._run_once(command, head, body, timeout_s, into or _Kept(most, self._endless))

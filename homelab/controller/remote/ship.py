@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import tarfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import homelab
-from homelab.shared.protocol.code import code_digest, shipped_files
+from homelab.shared.protocol.code import code_digest, contents, shipped_files
 
 _ROOT = Path(homelab.__file__).parent
 
 
-@functools.cache
-def archive() -> tuple[str, bytes]:
-    """(content hash of 16 hex digits, tar.gz bytes) of what every node gets (`homelab.shared.protocol.code`)."""
-    return _packed(shipped_files(str(_ROOT)))
+class Parcel:
+    """Files of homelab, read once: what is sent later is what the hash names, also where the files have changed meanwhile."""
+
+    def __init__(self, names: Callable[[], list[str]]) -> None:
+        self.names = names
+        self._making = threading.Lock()  # all nodes are asked at once: else each of their threads makes the same
+        self._contents: dict[str, bytes] = {}
+        self._hash = ""
+        self._archive = b""
+
+    def content_hash(self) -> str:
+        """16 hex digits, the name of the folder on a node."""
+        with self._making:
+            if not self._hash:
+                self._contents = dict(contents(str(_ROOT), self.names()))
+                self._hash = code_digest(self._contents.items())
+            return self._hash
+
+    def archive(self) -> bytes:
+        """The tar.gz for a node that lacks it. It costs 0.1 s, and most commands meet no such node."""
+        self.content_hash()
+        with self._making:
+            if not self._archive:
+                self._archive = tar({f"homelab/{name}": data for name, data in self._contents.items()}, mode=0o644)
+            return self._archive
 
 
-@functools.cache
-def package() -> tuple[str, bytes]:
-    """The same of all of homelab with its text files, for a node that a run's supervisor is put on."""
-    return _packed(sorted(str(path.relative_to(_ROOT)) for path in _ROOT.rglob("*") if path.suffix in (".py", ".toml")))
-
-
-def _packed(names: list[str]) -> tuple[str, bytes]:
-    return code_digest(str(_ROOT), names), tar({f"homelab/{name}": (_ROOT / name).read_bytes() for name in names}, mode=0o644)
+# What every node gets (`homelab.shared.protocol.code`).
+CODE = Parcel(lambda: shipped_files(str(_ROOT)))
+# All of homelab with its text files, for a node that a run's supervisor is put on.
+PACKAGE = Parcel(lambda: sorted(str(path.relative_to(_ROOT)) for path in _ROOT.rglob("*") if path.suffix in (".py", ".toml")))
 
 
 def tar(files: Mapping[str, bytes], *, mode: int) -> bytes:
@@ -43,4 +60,4 @@ def tar(files: Mapping[str, bytes], *, mode: int) -> bytes:
 
 def code_dir(workdir: str) -> str:
     """Where this version of the code lies on a node."""
-    return f"{workdir}/code/{archive()[0]}"
+    return f"{workdir}/code/{CODE.content_hash()}"

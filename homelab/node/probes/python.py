@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import homelab
 from homelab.node.setup import record
-from homelab.shared.protocol.code import code_digest, shipped_files
+from homelab.shared.protocol.code import code_digest, contents, shipped_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -161,6 +161,6 @@ def code_hash(root: str | None = None) -> str | None:
     """Digest of the files that this program runs from, as the controller made it when it shipped them; None where they cannot be read."""
     root = root or os.path.dirname(homelab.__file__)
     try:
-        return code_digest(root, shipped_files(root))
+        return code_digest(contents(root, shipped_files(root)))
     except OSError:
         return None

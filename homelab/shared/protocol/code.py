@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable, Iterator
 
 SHIPPED_ROOMS = ("node", "shared", "worker")
 
@@ -17,11 +18,16 @@ def shipped_files(root: str) -> list[str]:
     return sorted(files)
 
 
-def code_digest(root: str, files: list[str]) -> str:
-    """16 hex digits: sha256 over "name NUL size NUL bytes" of each file, in this order. Raises OSError for a file that cannot be read."""
-    digest = hashlib.sha256()
+def contents(root: str, files: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    """(name, bytes) of each file. Raises OSError for a file that cannot be read."""
     for name in files:
         with open(os.path.join(root, name), "rb") as stream:
-            data = stream.read()
+            yield name, stream.read()
+
+
+def code_digest(contents: Iterable[tuple[str, bytes]]) -> str:
+    """16 hex digits: sha256 over "name NUL size NUL bytes" of each file, in this order."""
+    digest = hashlib.sha256()
+    for name, data in contents:
         digest.update(b"homelab/%s\0%d\0" % (name.encode(), len(data)) + data)
     return digest.hexdigest()[:16]

@@ -62,7 +62,7 @@ def test_each_pattern_is_a_regular_expression_by_itself(file: Path) -> None:
 
 
 def test_a_supervisor_on_a_node_has_the_text_files() -> None:
-    with tarfile.open(fileobj=io.BytesIO(ship.package()[1])) as archive:
+    with tarfile.open(fileobj=io.BytesIO(ship.PACKAGE.archive())) as archive:
         names = set(archive.getnames())
     assert {f"homelab/{file.relative_to(ROOT)}" for file in FILES} <= names
 

@@ -231,7 +231,7 @@ def _answer_for_others(fleet: FakeFleet, recipe_hash: str) -> None:
 def _facts(name: str, request: dict[str, Any]) -> dict[str, Any]:
     facts = builders.facts(name, with_gpus=True, recipe=builders.recipe()).model_dump(mode="json")
     facts["system"]["time"] = time.time()
-    facts["python"]["code_hash"] = ship.archive()[0]
+    facts["python"]["code_hash"] = ship.CODE.content_hash()
     return facts
 
 

@@ -53,7 +53,9 @@ def findings(cluster: Cluster, *, timeout_s: float = 20.0) -> dict[str, list[Fin
         answers, unreachable = fleet.ask("facts", {"peers": []}, timeout_s=timeout_s)
     facts = {name: Facts.model_validate(answer) for name, answer in answers.items()}
     assert not any(seen.broken for seen in facts.values()), facts
-    evidence = Evidence(cluster=cluster, head="node1", master_port=29500, facts=facts, unreachable=unreachable, code_hash=ship.archive()[0])
+    evidence = Evidence(
+        cluster=cluster, head="node1", master_port=29500, facts=facts, unreachable=unreachable, code_hash=ship.CODE.content_hash()
+    )
     found = [
         finding
         for finding in registry.judge_all(evidence, skip=[s.id for s in registry.SUBJECTS if s.id not in SUBJECTS])

@@ -335,7 +335,7 @@ def test_a_disk_that_is_read_only_and_one_that_is_full(tmp_path: Path) -> None:
 
 
 def test_the_agent_reckons_the_hash_that_the_controller_shipped(tmp_path: Path) -> None:
-    digest, archive = ship.archive()
+    digest, archive = ship.CODE.content_hash(), ship.CODE.archive()
     assert python.code_hash() == digest
     import io
     import tarfile

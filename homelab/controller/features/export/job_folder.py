@@ -59,9 +59,8 @@ def write(
 
 
 def _fill(folder: Path, recipe: TrainRecipe, recipe_path: Path, plan: Plan, items: list[RecipeInput], at: str) -> None:
-    code_hash, archive = ship.archive()
-    with tarfile.open(fileobj=io.BytesIO(archive)) as code:
-        code.extractall(folder / layout.CODE / code_hash, filter="data")
+    with tarfile.open(fileobj=io.BytesIO(ship.CODE.archive())) as code:
+        code.extractall(folder / layout.CODE / ship.CODE.content_hash(), filter="data")
     for item in items:
         if item.local is not None:
             target = Path(item.node_path(str(folder)))

@@ -55,7 +55,7 @@ def describe(prepared: Prepared, cluster: Cluster, plan: Plan) -> dict[str, Any]
         },
         "homelab": __version__,
         "git_revision": _git_revision(),
-        "code_hash": ship.archive()[0],
+        "code_hash": ship.CODE.content_hash(),
         "cluster_name": cluster.name,
     }
 

@@ -113,7 +113,7 @@ def question(
         settings,
         recipe.train.seq_len,
         of_model,
-        ship.archive()[0],
+        ship.CODE.content_hash(),
         [facts.python.executable, facts.python.packages],
         f"{now:%Y-%m-%d}" if facts.model and facts.model.template_writes_date else "",
     ]

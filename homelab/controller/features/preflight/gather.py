@@ -45,7 +45,7 @@ def facts(
     lan = lan_address.lan_of_all(cluster, answers)
     sleepers.remember(cluster.nodes, answers, lan)
     return Evidence(
-        cluster=cluster, head=well[0] if well else cluster.nodes[0].name, master_port=port, code_hash=ship.archive()[0],
+        cluster=cluster, head=well[0] if well else cluster.nodes[0].name, master_port=port, code_hash=ship.CODE.content_hash(),
         facts=answers, unreachable=unreachable, clock_offsets_s=offsets, latencies_ms=latencies, answer_seconds=took, greetings_s=greetings,
         without_effect=without_effect, lan=lan, recipe=recipe, data=on_node,
     )  # fmt: skip

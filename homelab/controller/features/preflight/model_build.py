@@ -64,7 +64,7 @@ def question(facts: Facts, recipe: TrainRecipe) -> dict[str, Any]:
     depends = [
         asked,
         model.model_dump(mode="json", include={"config", "files", "path"}),
-        ship.archive()[0],
+        ship.CODE.content_hash(),
         facts.python.executable,
         facts.python.packages,
     ]
