@@ -1,7 +1,7 @@
 """`homelab` commands without the half second that Python takes to start: a parent that has imported the packages forks one after another.
 
 Every command is a process with its own environment, folder and output, runs the package's `__main__`, and ends as Python
-ends. `Desk.spawn` starts commands that get signals or begin at a terminal.
+ends, up to the modules: see `_end`. `Desk.spawn` starts commands that get signals or begin at a terminal, and end whole.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 
@@ -35,14 +36,18 @@ spent_s = 0.0  # CPU seconds of all commands so far
 IMPORTED = ("fabric", "paramiko", "rich.console", "rich.live", "rich.table", "typer.exceptions")
 
 
-def run(arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """`python -m homelab ARGUMENTS`, to its end. Raises subprocess.TimeoutExpired, and then it has been killed."""
+def run(
+    arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout_s: float, stdin: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """`python -m homelab ARGUMENTS`, to its end; with `stdin` as its standard input. Raises subprocess.TimeoutExpired, and then it has been killed."""
     request = json.dumps({"arguments": list(arguments), "cwd": str(cwd), "env": dict(env)}).encode()
     assert len(request) < _MOST_BYTES
     here, there = socket.socketpair()
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, here:
+    with tempfile.TemporaryFile() as into, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, here:
+        into.write(stdin.encode())
+        into.seek(0)
         with there:
-            socket.send_fds(_parent(), [request], [out.fileno(), err.fileno(), there.fileno()])
+            socket.send_fds(_parent(), [request], [into.fileno(), out.fileno(), err.fileno(), there.fileno()])
 
         def said() -> list[str]:
             texts = []
@@ -103,7 +108,7 @@ def _prepare() -> None:
 def _serve(requests: socket.socket) -> dict[str, Any] | None:
     """Returns in every process that is to be a command, with its request, and in the parent when nobody asks any more: None."""
     while True:
-        message, descriptors, _, _ = socket.recv_fds(requests, _MOST_BYTES, 3)
+        message, descriptors, _, _ = socket.recv_fds(requests, _MOST_BYTES, 4)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -116,7 +121,7 @@ def _serve(requests: socket.socket) -> dict[str, Any] | None:
             os.close(descriptor)
 
 
-def _become(request: dict[str, Any], out: int, err: int, answers: int) -> dict[str, Any]:
+def _become(request: dict[str, Any], into: int, out: int, err: int, answers: int) -> dict[str, Any]:
     """The command's own process; the one that came here waits for its end, and tells it."""
     pid = os.fork()
     if pid:
@@ -125,11 +130,26 @@ def _become(request: dict[str, Any], out: int, err: int, answers: int) -> dict[s
         with contextlib.suppress(OSError):
             os.write(answers, json.dumps([os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime]).encode() + b"\n")
         os._exit(0)
-    for descriptor, target in ((out, 1), (err, 2)):
+    for descriptor, target in ((into, 0), (out, 1), (err, 2)):
         os.dup2(descriptor, target)
-    for descriptor in (out, err, answers):
+    for descriptor in (into, out, err, answers):
         os.close(descriptor)
     return request
+
+
+def _end(code: int) -> NoReturn:
+    """Python's own end without its last part, which takes all modules apart: 0.06 s, for it copies what it shares with the parent.
+
+    What comes before is the same: threads are waited for, what was registered runs, and what cannot be written is an exit code (120).
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        code = 120
+    os._exit(code & 0xFF)
 
 
 if __name__ == "__main__":
@@ -141,4 +161,9 @@ if __name__ == "__main__":
         os.environ.update(asked["env"])
         sys.argv[1:] = asked["arguments"]
         sys.path[0] = asked["cwd"]
-        runpy.run_module("homelab", run_name="__main__", alter_sys=True)
+        try:
+            runpy.run_module("homelab", run_name="__main__", alter_sys=True)
+        except SystemExit as left:
+            if not isinstance(left.code, int):
+                raise
+            _end(left.code)

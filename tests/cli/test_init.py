@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from homelab.controller.config.load import load_cluster
+from scripts.practice import prepared_commands
 from scripts.practice.desk import COMMAND, Desk
 from tests.cli.conftest import complaint
 
@@ -82,15 +83,7 @@ class Home:
 
     def init(self, *arguments: str, answers: str = "", code: int = 0) -> subprocess.CompletedProcess[str]:
         """With answers on a standard input that is no terminal."""
-        done = subprocess.run(
-            [*COMMAND, "init", *arguments],
-            input=answers,
-            capture_output=True,
-            text=True,
-            cwd=self.desk.folder,
-            env=self.desk._environment(),
-            timeout=100,
-        )
+        done = prepared_commands.run(["init", *arguments], cwd=self.desk.folder, env=self.desk._environment(), timeout_s=100, stdin=answers)
         assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
         assert "Traceback" not in done.stderr
         return done

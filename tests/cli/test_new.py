@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from homelab.cli import main
+from homelab.controller.base.say import Say
+from homelab.controller.features.preflight import plan_inputs
+from homelab.controller.planning.inputs import PlanInputs
+from homelab.controller.planning.types import Plan
 from scripts.practice import prepared_commands
 from scripts.practice.desk import Desk
 from tests.cli.conftest import complaint
@@ -35,10 +40,26 @@ def test_on_practice_nodes_the_recipe_is_written_shown_and_planned(desk: Desk) -
     assert lines[-1].startswith("Next: homelab launch mine.toml")
     written = (desk.folder / "mine.toml").read_text()
     assert 'precision = "fp32"' in written and "seq_len = 128" in written
-    assert desk.json("plan", "mine.toml")["verdict"]["runs"] is True
+    assert desk.json("plan", "mine.toml", "--no-dry-run")["verdict"]["runs"] is True
     (desk.folder / "mine.toml").write_text(re.sub(r"epochs = \d+", "epochs = 4", written, count=1))
     again = desk.json("new", "mine.jsonl", "--model", MODEL)
     assert again["kept"] == ["train.epochs"] and again["verdict"]["runs"] and not again["written"]
+
+
+def test_a_plan_has_its_memory_tried_unless_it_is_told_not_to(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program that tries it imports all that trains, five seconds: `tests/controller/features/preflight/test_unknown_shape.py` runs it."""
+    tried: list[str] = []
+
+    def improved(plan: Plan, inputs: PlanInputs, say: Say) -> Plan:
+        tried.append(plan.run)
+        return plan
+
+    monkeypatch.setattr(plan_inputs, "tried", improved)
+    monkeypatch.chdir(desk.folder)
+    monkeypatch.setenv("HOMELAB_CLUSTER", str(desk.cluster))
+    for options, count in ((["--no-dry-run"], 0), ([], 1)):
+        main.run(["plan", "law.toml", *options])
+        assert len(tried) == count
 
 
 def test_without_a_cluster_and_without_a_model(quiet_desk: Desk) -> None:
