@@ -17,16 +17,26 @@ import signal
 import sys
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
 
 def main() -> None:
     import peft  # noqa: F401
-    import transformers.models.llama.modeling_llama  # noqa: F401
+    import torch.distributed.algorithms.ddp_comm_hooks
+    import torch.utils.serialization  # noqa: F401
+    import transformers.models.llama.modeling_llama
+    import transformers.trainer  # noqa: F401
     from transformers import conversion_mapping
 
-    import homelab.worker.training.train  # noqa: F401
+    import homelab.worker
 
+    root = Path(homelab.worker.__file__).parent
+    for file in sorted(root.rglob("*.py")):
+        room, *rest = file.relative_to(root).with_suffix("").parts
+        # No rank needs the tools, and one that is not asked for a profile has nothing of it.
+        if room not in ("tools", "profiling") and "__init__" not in (room, *rest):
+            importlib.import_module(".".join(("homelab.worker", room, *rest)))
     conversion_mapping.get_checkpoint_conversion_mapping("llama")  # a thousand patterns, which each rank would compile
 
     gc.collect()

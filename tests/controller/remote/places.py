@@ -42,7 +42,9 @@ class Places:
             free.bind((listen, 0))
             port = int(free.getsockname()[1])
         client_key = sshd.make_key(home / "id", f"client of {name}")
-        server = sshd.Server(listen, port, getpass.getuser(), client_key, name, {"PLACE": name}, None, "no")
+        # bash that sshd starts on its first level reads ~/.bashrc (bash/shell.c, run_startup_files): this person's own, half a second of some.
+        environment = {"PLACE": name, "SHLVL": "1"}
+        server = sshd.Server(listen, port, getpass.getuser(), client_key, name, environment, None, "no")
         host_key = sshd.write_configuration(home, server)
         with (home / "sshd_config").open("a") as stream:
             stream.write(more)
