@@ -134,6 +134,7 @@ def functions() -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]
         yield from ((path, node) for node in nodes(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
+@functools.cache
 def parameter_count(path: Path, function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Parameters without `self` and `cls`. The functions that Typer calls have none: theirs are the options of a command line."""
     arguments = function.args
@@ -287,24 +288,20 @@ def file_arrows() -> dict[tuple[str, str], int]:
 
 def circles() -> list[Breach]:
     """What imports each other at any level: the files of a folder, its sub-folders, and the folders of the first level."""
+    graphs: dict[str, dict[str, set[str]]] = {}
+    for source, target in file_arrows():
+        ours, theirs = (("homelab", *Path(name).parts) for name in (source, target))
+        # The folder that holds both, and what they are in it: at every other level they are the same, or one of them is not there.
+        depth = next(level for level, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other)
+        if ours[depth] != "__init__.py":
+            graphs.setdefault("/".join(ours[:depth]), {}).setdefault(ours[depth], set()).add(theirs[depth])
     breaches = []
-    folders = {str(parent) for path in trees() for parent in Path("homelab", label(path)).parents} - {"."}
-    for folder in sorted(folders):
-        graph: dict[str, set[str]] = {}
-        for source, target in file_arrows():
-            names = [
-                Path("homelab", name).relative_to(folder).parts[0]
-                for name in (source, target)
-                if Path("homelab", name).is_relative_to(folder)
-            ]
-            if len(names) == 2 and names[0] != names[1] and names[0] != "__init__.py":
-                graph.setdefault(names[0], set()).add(names[1])
+    for folder, graph in sorted(graphs.items()):
         try:
             graphlib.TopologicalSorter(graph).prepare()
         except graphlib.CycleError as error:
-            if folder in OPEN_CIRCLES:
-                continue
-            breaches.append(Breach(folder, " imports ".join(reversed(error.args[1]))))
+            if folder not in OPEN_CIRCLES:
+                breaches.append(Breach(folder, " imports ".join(reversed(error.args[1]))))
     return breaches
 
 

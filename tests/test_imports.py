@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -56,18 +56,19 @@ def imports(path: Path, *, only_at_top: bool = False) -> tuple[tuple[str, int], 
     return tuple(_imports(path, only_at_top))
 
 
-def _imports(path: Path, only_at_top: bool) -> Iterator[tuple[str, int]]:
-    tree = parsed(path)
-    hidden = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    nodes = tree.body if only_at_top else list(ast.walk(tree))
-    for node in nodes:
-        if id(node) in hidden:
+def statements(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    """All statements at every depth, without the expressions, which are most of a tree; not those for type checkers."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             continue
+        for part in ("body", "handlers", "orelse", "finalbody", "cases"):
+            yield from statements(getattr(node, part, ()))
+
+
+def _imports(path: Path, only_at_top: bool) -> Iterator[tuple[str, int]]:
+    body = parsed(path).body
+    for node in body if only_at_top else statements(body):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -273,9 +274,43 @@ def test_an_offline_plan_opens_no_connection_and_needs_no_torch(tmp_path: Path) 
     assert not {"torch", "transformers", "paramiko", "fabric", "tomlkit"} & loaded
 
 
+DEPTHS = """
+class C:
+    async def f(self):
+        import a
+if x:
+    import b
+elif y:
+    import c
+else:
+    import d
+try:
+    import e
+except E:
+    import f
+else:
+    import g
+finally:
+    import h
+for _ in x:
+    import i
+else:
+    import j
+match x:
+    case 1:
+        with x:
+            import k
+while x:
+    import l
+"""
+
+
 def test_the_rule_itself_is_awake(tmp_path: Path) -> None:
     file = tmp_path / "sample.py"
     file.write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\ndef f():\n    from os import path\n")
     assert [module for module, _ in imports(file)] == ["typing", "typing.TYPE_CHECKING", "os", "os.path"]
+    deep = tmp_path / "deep.py"
+    deep.write_text(DEPTHS)
+    assert [module for module, _ in imports(deep)] == list("abcdefghijkl")
     assert importlib.util.find_spec("homelab") is not None
     assert len(pure()) > 230

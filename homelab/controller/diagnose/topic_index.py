@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import Counter
@@ -132,15 +133,18 @@ def _of_words(query: str) -> tuple[Topic, ...]:
     if not words:
         return ()
     for depth in range(3):
-        topics = tuple(topic for topic in TOPICS if words <= _words(*_texts(topic, depth)))
+        topics = tuple(topic for topic in TOPICS if words <= _words_of(topic.id, depth))
         if topics:
             return topics
     return ()
 
 
-def _texts(topic: Topic, depth: int) -> tuple[str, ...]:
-    """What is looked through first, then also, then at last."""
-    return (topic.id, topic.title, *topic.words, *(topic.seen if depth > 0 else ()), *((topic.cause,) if depth > 1 else ()))
+@functools.cache
+def _words_of(name: str, depth: int) -> frozenset[str]:
+    """The words of a topic that are looked through first (0), then also (1), then at last (2)."""
+    topic = _BY_ID[name]
+    texts = (topic.id, topic.title, *topic.words, *(topic.seen if depth > 0 else ()), *((topic.cause,) if depth > 1 else ()))
+    return frozenset(_words(*texts))
 
 
 def _words(*texts: str) -> set[str]:

@@ -44,18 +44,20 @@ def passes_s(rows: Sequence[int], lengths: Sequence[int], speed: Speed, limits: 
 
 def last_pass(ordered: Sequence[int], end: int, best: Sequence[float], speed: Speed, limits: Limits) -> tuple[float, int]:
     """(least seconds of the first `end` rows, where their last pass begins), given those of all fewer rows."""
-    shortest = ordered[end - 1]
     least, cut, total = math.inf, end - 1, 0
+    alone_s = speed.pass_s(ordered[end - 1])
+    # A plan comes here millions of times.
+    tokens_of, holds, pass_s, token_s = limits.tokens, limits.holds, speed.pass_s, speed.token_s
     for start in range(end - 1, -1, -1):
         longest = ordered[start]
         total += longest
-        tokens = limits.tokens(end - start, longest, total)
-        if not limits.holds(end - start, tokens):
+        tokens = tokens_of(end - start, longest, total)
+        if not holds(end - start, tokens):
             break
         # The shortest row alone would cost less than its padding here, and the rows before this one are longer still.
-        if limits.padded and speed.token_s * longest > speed.pass_s(shortest):
+        if limits.padded and token_s * longest > alone_s:
             break
-        seconds = best[start] + speed.pass_s(tokens)
+        seconds = best[start] + pass_s(tokens)
         if seconds <= least:
             least, cut = seconds, start
     return least, cut

@@ -167,6 +167,13 @@ def test_what_nobody_knows(asked: str) -> None:
     assert topic_index.find(asked) == ()
 
 
+def test_what_is_seen_is_looked_through_before_the_cause() -> None:
+    (timeout,) = topic_index.find("waiting")
+    (loss,) = topic_index.find("powerline")
+    assert (timeout.id, loss.id) == ("timeout", "packet-loss") and "power-line" in loss.cause and "waiting" in loss.cause
+    assert "waiting" in " ".join(timeout.seen) and "waiting" not in f"{timeout.title} {timeout.words}"
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=60))
 def test_nothing_that_is_asked_breaks_it(asked: str) -> None:
