@@ -37,10 +37,13 @@ IMPORTED = ("fabric", "paramiko", "rich.console", "rich.live", "rich.table", "ty
 
 
 def run(
-    arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout_s: float, stdin: str = ""
+    arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout_s: float, stdin: str = "", script: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """`python -m homelab ARGUMENTS`, to its end; with `stdin` as its standard input. Raises subprocess.TimeoutExpired, and then it has been killed."""
-    request = json.dumps({"arguments": list(arguments), "cwd": str(cwd), "env": dict(env)}).encode()
+    """`python -m homelab ARGUMENTS`, or the installed `script` with them, to its end; `stdin` is on its standard input.
+
+    Raises subprocess.TimeoutExpired, and then it has been killed.
+    """
+    request = json.dumps({"arguments": list(arguments), "cwd": str(cwd), "env": dict(env), "script": script}).encode()
     assert len(request) < _MOST_BYTES
     here, there = socket.socketpair()
     with tempfile.TemporaryFile() as into, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, here:
@@ -162,7 +165,10 @@ if __name__ == "__main__":
         sys.argv[1:] = asked["arguments"]
         sys.path[0] = asked["cwd"]
         try:
-            runpy.run_module("homelab", run_name="__main__", alter_sys=True)
+            if asked["script"]:
+                runpy.run_path(asked["script"], run_name="__main__")
+            else:
+                runpy.run_module("homelab", run_name="__main__", alter_sys=True)
         except SystemExit as left:
             if not isinstance(left.code, int):
                 raise

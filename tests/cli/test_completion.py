@@ -14,6 +14,7 @@ import typer
 
 from homelab.cli import completion, examples
 from homelab.cli.command_list import app
+from scripts.practice import prepared_commands
 
 pytestmark = pytest.mark.timeout(60)
 CLUSTER = '[[nodes]]\nname = "tower"\nhost = "192.0.2.1"\n[[nodes]]\nname = "laptop"\nhost = "192.0.2.2"\n[[nodes]]\nname = "old tower"\nhost = "192.0.2.3"\n'
@@ -42,7 +43,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def offered(line: str, **environment: str) -> list[str]:
     """What fish would be given: a value and a help text per line."""
     given = {"_HOMELAB_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": line}
-    done = subprocess.run([program()], env={**os.environ, **given, **environment}, capture_output=True, text=True, timeout=30)
+    done = prepared_commands.run([], script=program(), cwd=Path.cwd(), env={**os.environ, **given, **environment}, timeout_s=30)
     assert done.returncode == 0 and not done.stderr, done
     return [entry.split("\t")[0] for entry in done.stdout.splitlines() if entry]
 
