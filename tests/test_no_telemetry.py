@@ -44,6 +44,7 @@ ALLOWED = {
     ("hub_model.py", "huggingface_hub"): "the recipe's model, on a node",
     ("model_build.py", "huggingface_hub"): "the recipe's model, on a node, from the cache",
     ("quantised_cache.py", "huggingface_hub"): "the cache alone",
+    ("row_cache.py", "huggingface_hub"): "the cache alone",
     ("hub.py", "datasets"): "the recipe's data of the hub, on a node",
     ("prepared_data.py", "datasets"): "`homelab setup --recipe` prepares the recipe's data of the hub",
     ("sources.py", "zeroconf"): "`homelab init` asks the LAN for names",

@@ -226,6 +226,11 @@ def left_on(lab: Lab) -> dict[int, str]:
     return found
 
 
+def wait_until_none_left(lab: Lab, said: str = "") -> None:
+    """An agent ends a moment after its connection; a run's processes are gone before the command says so. Fails after five seconds."""
+    wait_until(lambda: not left_on(lab), 5.0, lambda: f"{said}\nleft: {left_on(lab)}")
+
+
 def copy_of_cluster(lab: Lab, folder: Path) -> Path:
     """cluster.toml as a second laptop would have it: keys and host keys named by where they are."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ import pytest
 
 from homelab.controller.attempt import card_table
 from homelab.controller.planning.speed.measured_cards import MeasuredCard
-from scripts.practice.desk import Desk, left_on, read_rest, read_until, wait_until
+from scripts.practice.desk import Desk, left_on, read_rest, read_until, wait_until, wait_until_none_left
 
 pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.thorough, pytest.mark.timeout(300)]
 
@@ -37,7 +37,8 @@ def test_one_node_measured_and_its_row_written(desk: Desk) -> None:
         "card",
         f'homelab has no data sheet of "{row.card}": add it to homelab/controller/base/data_sheets.py first',
     )
-    assert not left_on(desk.lab) and not folders(desk)
+    wait_until_none_left(desk.lab)
+    assert not folders(desk)
 
 
 def test_ctrl_c_leaves_nothing_on_the_node(desk: Desk) -> None:

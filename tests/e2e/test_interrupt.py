@@ -14,7 +14,7 @@ import time
 import pytest
 
 from homelab.lab import procfs
-from scripts.practice.desk import Desk, Run, kill_whole, left_on, name_said, read_rest, read_until, wait_until
+from scripts.practice.desk import Desk, Run, kill_whole, left_on, name_said, read_rest, read_until, wait_until, wait_until_none_left
 
 pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.timeout(90)]
 
@@ -64,7 +64,7 @@ def assert_announced_or_gone(desk: Desk, code: int, said: str) -> None:
         assert code == 130, said
         assert "interrupted" in said
     # An agent that was asked a question may still be about to answer it.
-    wait_until(lambda: not left_on(desk.lab), 5.0, lambda: f"{said}\nleft: {left_on(desk.lab)}")
+    wait_until_none_left(desk.lab, said)
 
 
 @pytest.mark.parametrize(("marker", "delay_s"), MOMENTS)
@@ -100,7 +100,7 @@ def test_control_c_while_watching_leaves_the_run_alone(desk: Desk) -> None:
     assert "The run continues" in said
     assert left_on(desk.lab)
     assert desk.json("stop", str(name_said(said)))["clean"] is True
-    assert not left_on(desk.lab)
+    wait_until_none_left(desk.lab)
 
 
 def test_kill_while_it_starts_can_be_stopped(desk: Desk) -> None:
@@ -116,4 +116,4 @@ def test_kill_while_it_starts_can_be_stopped(desk: Desk) -> None:
     run = Run(lab, str(name_said(said)))
     assert run.name in {row["name"] for row in desk.json("runs")["runs"]}
     assert desk.json("stop", run.name)["clean"] is True
-    assert not left_on(lab)
+    wait_until_none_left(lab)

@@ -17,7 +17,7 @@ import pytest
 
 from homelab.controller.run.paths import RunPaths
 from homelab.lab import Lab
-from scripts.practice.desk import Desk, Run, left_on, read_rest, read_until, wait_until
+from scripts.practice.desk import Desk, Run, left_on, read_rest, read_until, wait_until_none_left
 from tests.cli.conftest import complaint
 from tests.e2e import conftest
 
@@ -161,7 +161,7 @@ def test_refused_and_left_as_it_was(stopped: Stopped, spoil: Callable[[Stopped],
     spoil(stopped)
     error = complaint(stopped.desk, *RECOVER, stopped.run.name, code=1, as_json=False)
     assert all(part in " ".join(error.values()) for part in said), error
-    assert not left_on(stopped.desk.lab)
+    wait_until_none_left(stopped.desk.lab)
     assert set(stopped.run.attempts()) <= {1} and not stopped.paths.attempt(2).exists()
     assert json.loads(stopped.paths.state_json.read_text())["state"] == "stopped"
     shutil.rmtree(stopped.desk.folder / "runs" / "2026-01-01-0000-other", ignore_errors=True)
@@ -232,7 +232,7 @@ def test_control_c(stopped: Stopped, marker: str, delay_s: float) -> None:
         assert left_on(desk.lab)
         return
     assert controller.returncode == 130, said
-    wait_until(lambda: not left_on(desk.lab), 5.0, lambda: f"{said}\nleft: {left_on(desk.lab)}")
+    wait_until_none_left(desk.lab, said)
     if delay_s:
         return
     again = desk.json(*RECOVER, run.name)

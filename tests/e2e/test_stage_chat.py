@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from homelab.lab import Lab, procfs
-from scripts.practice.desk import Desk, Run, left_on, wait_until
+from scripts.practice.desk import Desk, Run, wait_until, wait_until_none_left
 from scripts.practice.misconfigurations.resources import free_memory
 from tests.e2e.conftest import recipe
 from tests.worker import harness
@@ -94,7 +94,7 @@ def test_a_stage_that_is_killed_ends_it_everywhere(desk: Desk, run: Run, little_
     assert (
         chat.returncode == 1 and "a stage of the model failed: a rank was ended by SIGKILL" in said and "where: node node2, layers " in said
     ), said
-    assert not left_on(desk.lab)
+    wait_until_none_left(desk.lab)
 
 
 def test_ctrl_c_leaves_nothing(desk: Desk, run: Run, little_memory: None) -> None:
@@ -102,7 +102,7 @@ def test_ctrl_c_leaves_nothing(desk: Desk, run: Run, little_memory: None) -> Non
     chat.send_signal(signal.SIGINT)
     said, _ = chat.communicate(timeout=60)
     assert chat.returncode == 130, said
-    assert not left_on(desk.lab)
+    wait_until_none_left(desk.lab)
 
 
 def test_a_node_that_loses_its_power_is_named(desk: Desk, run: Run, little_memory: None) -> None:
@@ -110,4 +110,4 @@ def test_a_node_that_loses_its_power_is_named(desk: Desk, run: Run, little_memor
     desk.lab.fault("node3", "power-cut")
     said, _ = chat.communicate(timeout=100)
     assert chat.returncode == 3 and "where: node node3" in said and "it has layers " in said, said
-    assert not left_on(desk.lab)
+    wait_until_none_left(desk.lab)
