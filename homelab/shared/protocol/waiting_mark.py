@@ -13,4 +13,4 @@ RANK_BYTES = (
 
 def waits(*, is_marked: bool, name: str) -> bool:
     """Whether a process only waits. `is_marked`: the variable is in its environment; `name`: the content of /proc/PID/comm."""
-    return is_marked and name.strip() != AT_WORK
+    return is_marked and name.strip() not in (AT_WORK, SAVES)

@@ -76,12 +76,13 @@ class PartingSave:
 
     def _save_quietly(self) -> None:
         """A save that fails takes nothing away: the checkpoints before it are there."""
-        name = Path("/proc/self/comm")
-        usual = name.read_text(encoding="utf-8").strip()
-        name.write_text(waiting_mark.SAVES, encoding="utf-8")
+        name, usual = Path("/proc/self/comm"), ""
         try:
+            usual = name.read_text(encoding="utf-8").strip()
+            name.write_text(waiting_mark.SAVES, encoding="utf-8")
             self._save()
         except Exception as error:  # noqa: BLE001 - a full disk, a card that is gone; the fault itself is what is reported
             print(f"the state could not be saved at the end of this attempt: {error}", file=sys.stderr, flush=True)
         finally:
-            name.write_text(usual, encoding="utf-8")
+            if usual:
+                name.write_text(usual, encoding="utf-8")

@@ -295,14 +295,23 @@ while True:
 """
 
 
+@pytest.mark.parametrize("has_waited", [False, True])
 @pytest.mark.parametrize(("name", "killed"), [(waiting_mark.SAVES, 0), (waiting_mark.AT_WORK, 1)])
-def test_who_saves_before_it_ends_gets_the_time_for_it(tmp_path: Path, name: str, killed: int) -> None:
-    environment = {**os.environ, "HOMELAB_RUN": RUN, "HOMELAB_NODE": NODE, "HOMELAB_RUN_DIR": paths.run_dir(str(tmp_path), RUN)}
+def test_who_saves_before_it_ends_gets_the_time_for_it(tmp_path: Path, name: str, killed: int, has_waited: bool) -> None:
+    """Also a rank that had waited for its attempt: a recovery, which leaves alone what waits, must not go on beside it."""
+    environment = {
+        **os.environ,
+        **({waiting_mark.VARIABLE: "1"} if has_waited else {}),
+        "HOMELAB_RUN": RUN,
+        "HOMELAB_NODE": NODE,
+        "HOMELAB_RUN_DIR": paths.run_dir(str(tmp_path), RUN),
+    }
     with subprocess.Popen([sys.executable, "-c", SLOW_TO_END, name], env=environment, stdout=subprocess.PIPE) as rank:
         assert rank.stdout is not None and rank.stdout.readline() == b"here\n"
         waiting = threading.Thread(target=rank.wait)
         waiting.start()
-        ended = processes.end_run(RUN, str(tmp_path), NODE, grace_s=0.3)
+        ended = processes.end_run(RUN, str(tmp_path), NODE, grace_s=0.3, standbys=False)
+        rank.kill()  # one that was not seen
         waiting.join()
     assert (ended.asked, ended.killed, ended.left) == (1, killed, ())
 
