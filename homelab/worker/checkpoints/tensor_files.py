@@ -19,6 +19,17 @@ from torch.utils._pytree import tree_map_only
 from homelab.worker.errors import WorkerError
 
 
+def host_tag(storage: torch.UntypedStorage) -> str | None:
+    """The place that torch.save writes beside a tensor of a card: host memory.
+
+    Nodes compare a step's files. Copied first or not, from the first card or the second, one state is then one file.
+    """
+    return "cpu" if storage.device.type not in ("cpu", "meta") else None
+
+
+torch.serialization.register_package(0, host_tag, lambda _storage, _place: None)  # before torch's own, which begin at 10
+
+
 def copy_of(state: dict[str, Any], device: str) -> dict[str, Any]:
     """The same content in host memory, which no later step touches. `device`: the plan's. (A card that a plan for CPUs leaves alone gets no context.)"""
     if device == "cuda":

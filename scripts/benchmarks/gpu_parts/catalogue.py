@@ -23,6 +23,8 @@ class Part:
 # What nobody has seen on a card comes first; from `eightbit` on, parts were measured once. One part at a time: a rank that waits in NCCL keeps
 # the card busy, and products of another process beside it had 1 % of their speed (measured).
 PARTS = (
+    Part("recovery", "a killed rank, with a process that waits for its place and without one", 60, 240),
+    Part("parting", "who waits over NCCL for a peer that is gone saves its last whole step when it is told to end", 45, 240),
     Part("stages", "a pipeline: does it end, is it the training of one process, are its seconds its own, on a full card", 60, 300),
     Part("shards", "sharded trainings: the law, memory while they load, resume, shares beside a late rank", 60, 300),
     Part("eightbit", "a base of 8 bits: codes and loss beside a CPU's, speed and memory beside 4 and 16 bits", 30, 150),

@@ -15,7 +15,7 @@ from benchmarks.gpu_parts import material, ranks
 from benchmarks.gpu_parts.home import Home, Said
 from benchmarks.gpu_parts.place import Place
 
-_RECIPE = """[model]
+RECIPE = """[model]
 name = "{model}"
 [data]
 train = "{data}"
@@ -30,7 +30,7 @@ learning_rate = 1e-3
 seq_len = 256
 precision = "{precision}"
 [checkpoint]
-every_steps = 2
+every_steps = {every}
 [tracking]
 tensorboard = false
 """
@@ -42,7 +42,9 @@ def measure(place: Place) -> None:
     model = material.model(place.folder / "model", "small" if place.is_card else "tiny", "float32", place.device)
     data = material.rows(place.folder / "rows.jsonl", material.lengths(200, 200))
     recipe = home.folder / "evening.toml"
-    recipe.write_text(_RECIPE.format(model=model, data=data, steps=steps, precision="bf16" if place.is_card else "fp32"), encoding="utf-8")
+    recipe.write_text(
+        RECIPE.format(model=model, data=data, steps=steps, every=2, precision="bf16" if place.is_card else "fp32"), encoding="utf-8"
+    )
     try:
         said = _commands(place, home, recipe)
     finally:
@@ -78,7 +80,7 @@ def _kill(place: Place, home: Home) -> None:
     while time.monotonic() < deadline:
         for file in (home.folder / "work" / "runs").glob("*/attempts/1/ranks/0/metrics.jsonl"):
             steps = [json.loads(line)["step"] for line in file.read_text().splitlines() if '"train"' in line]
-            pids = _workers(home.folder)
+            pids = workers(home.folder)
             if steps and max(steps) >= 3 and pids:
                 for pid in pids:
                     os.kill(pid, signal.SIGKILL)
@@ -88,7 +90,7 @@ def _kill(place: Place, home: Home) -> None:
     raise RuntimeError("the run did not come to its third step, or ended before it was seen there")
 
 
-def _workers(folder: Path) -> list[int]:
+def workers(folder: Path) -> list[int]:
     """The ranks of the run in this folder, by the mark in their environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):

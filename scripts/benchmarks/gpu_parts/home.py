@@ -39,9 +39,9 @@ class Home:
     folder: Path
 
     @classmethod
-    def of(cls, place: Place) -> Home:
+    def of(cls, place: Place, name: str = "home") -> Home:
         """cluster.toml names this Python and, on a card, what torch says of it."""
-        folder = place.folder / "home"
+        folder = place.folder / name
         folder.mkdir()
         gpus = f"gpus = {_cards()}\n" if place.is_card else ""
         node = f'[[nodes]]\nname = "here"\nhost = "local"\npython = {json.dumps(sys.executable)}\nworkdir = {json.dumps(str(folder / "work"))}\n{gpus}'

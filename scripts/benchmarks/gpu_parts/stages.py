@@ -21,22 +21,22 @@ _KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "full, fp32": ("fp32", {"method__kind": "full"}), "checkpointed, fp32": ("fp32", {"method__kind": "lora", "train__gradient_checkpointing": True}),
 }  # fmt: skip
 # Of the memory that the stages held at their best: with a little less, an allocator gives blocks back in the middle of a step.
-_FRACTIONS = (1.02, 0.94, 0.85)
+_FRACTIONS = (0.85, 0.94, 1.02)
 
 
 def measure(place: Place) -> None:
-    """What nobody has seen on a card first: the law in 16 bits, a full card. The rest ran to its end on one H200."""
+    """What nobody has seen on a card first: a much too small card. A training takes half a minute there, and the rest ran to its end on one H200."""
     shape, layers = ("small", 8) if place.is_card else ("tiny", 2)
     model = material.model(place.folder / "model", shape, "float32", place.device)
     data = material.rows(place.folder / "rows.jsonl", material.lengths(100, 200))
     precision = "bf16" if place.is_card else "fp32"
-    for name, (of, recipe) in _KINDS.items() if place.is_card else [("full, fp32", _KINDS["full, fp32"])]:
-        with place.attempt(f"law, {name}"):
-            _agrees(place, name, of, recipe, layers, model, data)
     with place.attempt("a full card"):
         _full(place, layers, model, data, precision)
     with place.attempt("own seconds"):
         _own_seconds(place, layers, model, data, precision)
+    for name, (of, recipe) in _KINDS.items() if place.is_card else [("full, fp32", _KINDS["full, fp32"])]:
+        with place.attempt(f"law, {name}"):
+            _agrees(place, name, of, recipe, layers, model, data)
     for count in (2, 3) if layers > 2 else (2,):
         for held_out in (False, True):
             with place.attempt(f"{count} stages{' with held-out rows' if held_out else ''}"):
