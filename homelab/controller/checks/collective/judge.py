@@ -76,6 +76,7 @@ def needed(evidence: Evidence) -> bool:
 def wanted(evidence: Evidence, skip: Collection[str], when: When) -> bool:
     """Whether to run the test now: not where it could only hang (what hinders it is found already), nor where one rank would be alone.
 
+    A launch is refused where any check has failed ("when-changed"): a person need not wait for the test to hear of it.
     `skip` holds ids of checks and subjects that were to be ignored; none of ours must be left for it not to be run.
     """
     if when == "never" or rank_total(evidence) < 2 or evidence.refused is not None:
@@ -86,7 +87,9 @@ def wanted(evidence: Evidence, skip: Collection[str], when: When) -> bool:
 
     if all(check.is_among(skip) for check in registry.subject("collective").checks):
         return False
-    return (when == "always" or needed(evidence)) and not blocked(evidence, skip)
+    if blocked(evidence, skip):
+        return False
+    return when == "always" or (needed(evidence) and not any(finding.keeps_out for finding in registry.judge_all(evidence, skip)))
 
 
 def blocked(evidence: Evidence, skip: Collection[str] = ()) -> bool:

@@ -314,6 +314,15 @@ def test_it_is_not_run_where_it_would_only_hang() -> None:
     )
 
 
+def test_a_launch_that_is_refused_anyway_does_not_wait_for_it() -> None:
+    """A missing file, of the recipe and not of the cluster: --deep tests the cluster all the same."""
+    full = healthy.with_facts(healthy.cpu(), "laptop", resources={"disk_free_bytes": 10})
+    (check,) = {finding.check for finding in registry.judge_all(full, ()) if finding.level == "fail"}
+    assert judges.wanted(healthy.cpu(), (), "when-changed")
+    assert not judges.wanted(full, (), "when-changed") and judges.wanted(full, (), "always")
+    assert judges.wanted(full, (check,), "when-changed"), "who skips the check is not refused"
+
+
 def test_a_record_that_is_something_else_is_none() -> None:
     assert probe.parse({"fingerprint": "ab", "time": 3, "results": [{"size_bytes": 8}, 4]}) == {
         "fingerprint": "ab", "time": 3, "results": [{"size_bytes": 8}],
