@@ -56,7 +56,7 @@ def _write(content: Any, path: Path) -> None:
         tensors = {name: tensor.cpu().contiguous() for name, tensor in content.items()}
         save_file(tensors, str(path), metadata={"format": "pt"})
     elif path.suffix == ".pt":
-        torch.save(content, path)
+        torch.save(tree_map_only(torch.Tensor, torch.Tensor.detach, content), path)  # without what a library has hung on them
     elif isinstance(content, str):
         path.write_text(content, encoding="utf-8")
     elif isinstance(content, dict):
