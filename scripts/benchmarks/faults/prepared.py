@@ -43,7 +43,7 @@ def standby_killed(scene: Scene) -> None:
     _begin(scene, "long.toml")
     scene.until(lambda: len(_waiting(scene)) == len(scene.run.node_names(1)), "ranks that wait", _READY_S)
     node = scene.node()
-    procfs.send([pid for pid in scene.lab.processes_of_run(scene.run.name)[node] if _waits(pid)], signal.SIGKILL)
+    procfs.send([pid for pid in scene.lab.processes_of_run(scene.run.name)[node] if waits(pid)], signal.SIGKILL)
     _kill(scene)
     scene.finish()
 
@@ -65,7 +65,8 @@ def _kill(scene: Scene) -> None:
         scene.lab.fault(node, "kill-worker")
 
 
-def _waits(pid: int) -> bool:
+def waits(pid: int) -> bool:
+    """Whether it is of an attempt to come."""
     environment = procfs.environment(pid)
     return waiting_mark.waits(is_marked=waiting_mark.VARIABLE in environment, name=files.text(f"/proc/{pid}/comm"))
 

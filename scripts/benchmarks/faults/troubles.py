@@ -18,6 +18,7 @@ from pathlib import Path
 
 from benchmarks.faults.ground import Ground, SeenRun
 from benchmarks.faults.outside import JUMP_S, mute, stranger, without_sshd
+from benchmarks.faults.prepared import waits
 from benchmarks.faults.scene import Unexpected
 
 from homelab.lab import procfs
@@ -47,8 +48,8 @@ class Place:
         self.victim = self.draw.choice(names if head is None else names[:1] if head else names[1:])
         return self.victim
 
-    def processes(self, word: str, but: str = "") -> tuple[str, list[int]]:
-        """A random node, and its processes of the run whose command line holds `word`, but not `but`; waits for a recovery.
+    def processes(self, *words: str, but: str = "") -> tuple[str, list[int]]:
+        """A random node, and its processes of this attempt whose command line holds one of `words`, but not `but`; waits for a recovery.
 
         Raises Unexpected.
         """
@@ -56,11 +57,11 @@ class Place:
         while time.monotonic() < deadline:
             node = self.node()
             lines = {pid: procfs.command_line(pid) for pid in self.ground.lab.processes_of_run(self.run.name)[node]}
-            pids = [pid for pid, line in lines.items() if word in line and but not in line]
+            pids = [pid for pid, line in lines.items() if {*words} & {*line} and but not in line and not waits(pid)]
             if pids:
                 return node, pids
             time.sleep(0.2)
-        raise Unexpected(f"no process {word} of the run on any node for {FOUND_S:.0f} s")
+        raise Unexpected(f"no process {' or '.join(words)} of the run on any node for {FOUND_S:.0f} s")
 
     def workers(self) -> tuple[str, list[int]]:
         """A random node, and its training processes."""
@@ -108,16 +109,16 @@ def worker_killed(place: Place) -> Iterator[None]:
 
 @contextmanager
 def torchrun_killed(place: Place) -> Iterator[None]:
-    """kill -9 of torchrun."""
-    _, pids = place.processes("torch.distributed.run")
+    """kill -9 of torchrun, or of what takes its place in an attempt that was prepared (`homelab.node.run.rank_launcher`)."""
+    _, pids = place.processes("torch.distributed.run", "ranks")
     procfs.send(pids, signal.SIGKILL)
     yield
 
 
 @contextmanager
 def agent_killed(place: Place) -> Iterator[None]:
-    """kill -9 of the agent that waits for torchrun."""
-    _, pids = place.processes("watch")
+    """kill -9 of the agent that waits for it; in an attempt that was prepared it is the one that stood by."""
+    _, pids = place.processes("watch", "standby")
     procfs.send(pids, signal.SIGKILL)
     yield
 
