@@ -43,7 +43,7 @@ from rich.table import Table
 from homelab.controller.base.errors import did_you_mean
 
 MOST_ALARMS = 4
-LEAVE_SURVIVORS = ("worker-killed", "power-cut", "worker-frozen", "standby", "cold", "standby-killed")
+LEAVE_SURVIVORS = ("worker-killed", "power-cut", "worker-frozen", "standby", "cold", "standby-killed", "standby-twice")
 
 
 def main() -> int:

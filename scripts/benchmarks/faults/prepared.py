@@ -15,6 +15,8 @@ from homelab.shared.protocol import files, waiting_mark
 
 _READY_S = 120.0
 _CALM_S = 8.0  # of steps beside processes that wait and do nothing
+# Words of their command lines: in an attempt that the launch began, and in one that was prepared.
+LAUNCHERS, AGENTS = ("torch.distributed.run", "ranks"), ("watch", "standby")
 
 
 def with_standby(scene: Scene) -> None:
@@ -45,6 +47,20 @@ def standby_killed(scene: Scene) -> None:
     node = scene.node()
     procfs.send([pid for pid in scene.lab.processes_of_run(scene.run.name)[node] if waits(pid)], signal.SIGKILL)
     _kill(scene)
+    scene.finish()
+
+
+def prepared_faulted(scene: Scene) -> None:
+    """A worker dies, and the prepared attempt goes on; there torchrun's stand-in dies on one node, and in the next one an agent, which must disturb nothing."""
+    _begin(scene, "long.toml")
+    scene.until(lambda: len(_waiting(scene)) == len(scene.run.node_names(1)), "ranks that wait", _READY_S)
+    _kill(scene)
+    for attempt, words in ((2, LAUNCHERS), (3, AGENTS)):
+        scene.until(lambda attempt=attempt: len(scene.run.train_times(attempt)) > 20, f"steps of attempt {attempt}", _READY_S)
+        pids = [pid for pid in scene.lab.processes_of_run(scene.run.name)[scene.node()] if not waits(pid)]
+        found = [pid for pid in pids if {*words} & {*procfs.command_line(pid)}]
+        assert found, f"no process {' or '.join(words)} on {scene.victim}"
+        procfs.send(found, signal.SIGKILL)
     scene.finish()
 
 
@@ -87,4 +103,11 @@ CASES = (
     Case("standby", "kill -9 of a worker, and the next attempt is prepared", "death", with_standby),
     Case("cold", "kill -9 of a worker, and nothing is prepared", "death", without_standby),
     Case("standby-killed", "kill -9 of what waits on one node, then of a worker", "death", standby_killed),
+    Case(
+        "standby-twice",
+        "in the attempt that was prepared torchrun's stand-in dies, in the next one an agent",
+        "death",
+        prepared_faulted,
+        (2, 2),
+    ),
 )

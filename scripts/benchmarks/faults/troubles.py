@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.faults.ground import Ground, SeenRun
 from benchmarks.faults.outside import JUMP_S, mute, stranger, without_sshd
-from benchmarks.faults.prepared import waits
+from benchmarks.faults.prepared import AGENTS, LAUNCHERS, waits
 from benchmarks.faults.scene import Unexpected
 
 from homelab.lab import procfs
@@ -110,7 +110,7 @@ def worker_killed(place: Place) -> Iterator[None]:
 @contextmanager
 def torchrun_killed(place: Place) -> Iterator[None]:
     """kill -9 of torchrun, or of what takes its place in an attempt that was prepared (`homelab.node.run.rank_launcher`)."""
-    _, pids = place.processes("torch.distributed.run", "ranks")
+    _, pids = place.processes(*LAUNCHERS)
     procfs.send(pids, signal.SIGKILL)
     yield
 
@@ -118,7 +118,7 @@ def torchrun_killed(place: Place) -> Iterator[None]:
 @contextmanager
 def agent_killed(place: Place) -> Iterator[None]:
     """kill -9 of the agent that waits for it; in an attempt that was prepared it is the one that stood by."""
-    _, pids = place.processes("watch", "standby")
+    _, pids = place.processes(*AGENTS)
     procfs.send(pids, signal.SIGKILL)
     yield
 
