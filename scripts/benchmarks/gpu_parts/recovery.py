@@ -21,7 +21,7 @@ from homelab.shared.protocol import waiting_mark
 
 _ATTEMPTS = 3
 _LIMIT_S = 90.0
-_SAVE_EVERY = 50  # nothing but a parting save may bring the run further than that
+_SAVE_EVERY = 50  # rarely, so that a next attempt that lost nothing had a save at its end
 
 
 def measure(place: Place) -> None:
@@ -55,7 +55,7 @@ def _fault(place: Place, name: str, home: Home, run: Path, attempt: int) -> None
     if name == "standby":
         _until(lambda: len(_waiting(home.folder)) > 0, "nothing waits")
     pids = [pid for pid in evening.workers(home.folder) if pid not in _waiting(home.folder)]
-    held, waiting = smi.held_bytes(_waiting(home.folder)), len(_waiting(home.folder))
+    held, working, waiting = smi.held_bytes(_waiting(home.folder)), smi.held_bytes(pids), len(_waiting(home.folder))
     done, began = _steps(run, attempt)[-1], time.monotonic()
     for pid in pids:  # as a crash, then as who tells it to end
         os.kill(pid, signal.SIGKILL if attempt == 1 else signal.SIGTERM)
@@ -72,7 +72,7 @@ def _fault(place: Place, name: str, home: Home, run: Path, attempt: int) -> None
         pids=pids,
     )
     place.figure(f"{name}_fault_{attempt}_to_step_s", seconds)
-    if waiting:
+    if waiting and (working or not place.is_card):  # else nvidia-smi names no process here, and says nothing by it
         place.gate("who_waits_holds_nothing_of_the_card", not sum(held))
     if attempt > 1:  # a rank that is told to end saves; who is killed alone cannot
         place.gate(f"{name}_no_step_is_done_again", after == before + 1)

@@ -95,7 +95,7 @@ def _resumes(place: Place, model: Path, data: Path) -> None:
 
 def _memory(place: Place, case: Division) -> None:
     """What the fullest rank reserved while it loaded and at its peak, beside the plan (which holds CUDA's context and NCCL besides)."""
-    shape = "small" if place.is_card else "tiny"  # 1.1B took minutes: each pass sends all weights through loopback
+    shape = "small" if place.is_card else "tiny"  # three steps of 1.1B had not ended after 120 s
     model = material.model(place.folder / f"model-{shape}", shape, device=place.device)
     data = material.rows(place.folder / "long.jsonl", [250] * 40)
     precision = "bf16" if place.is_card else "fp32"
