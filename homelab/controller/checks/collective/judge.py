@@ -248,7 +248,11 @@ def _needs(evidence: Evidence) -> str | None:
         return "not needed: one process"
     if blocked(evidence):
         return "not run: fix the failures above first"
-    return "not run: --deep runs it" if needed(evidence) else "not run again: it passed on this same cluster (--deep runs it)"
+    return (
+        "not run: homelab preflight --deep runs it"
+        if needed(evidence)
+        else "not run again: it passed on this same cluster (homelab preflight --deep runs it)"
+    )
 
 
 @subject("collective", "torchrun works across all nodes", after="runs", needs=_needs)

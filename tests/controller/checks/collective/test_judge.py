@@ -272,7 +272,7 @@ def test_one_box_with_two_cards_is_tested_and_one_card_is_not() -> None:
     assert (
         judges.needed(box)
         and judges.wanted(box, (), "when-changed")
-        and registry.subject("collective").needs(box) == "not run: --deep runs it"
+        and registry.subject("collective").needs(box) == "not run: homelab preflight --deep runs it"
     )
     alone = replace(box, lan={})
     assert judges.wanted(alone, (), "always"), "it needs no network"
@@ -301,7 +301,7 @@ def test_it_is_not_run_where_it_would_only_hang() -> None:
     without_torch = healthy.packages(healthy.cpu(), "laptop", torch=None)
     assert judges.blocked(without_torch) and not judges.blocked(without_torch, skip=("python",))
     assert registry.subject("collective").needs(without_torch) == "not run: fix the failures above first"
-    assert registry.subject("collective").needs(healthy.cpu()) == "not run: --deep runs it"
+    assert registry.subject("collective").needs(healthy.cpu()) == "not run: homelab preflight --deep runs it"
     assert registry.subject("collective").needs(healthy.cpu(names=("tower",))) == "not needed: one process"
     assert registry.subject("collective").needs(replace(healthy.cpu(), collective=result())) is None
     assert judges.blocked(healthy.cut(healthy.cpu(), ("tower", "laptop")))
