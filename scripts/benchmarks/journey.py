@@ -1,4 +1,4 @@
-"""From one data file and cold machines to the tuned model as a GGUF file, as a new user types it: bare practice nodes, a real terminal, no edit by hand.
+"""From one data file and cold machines to the tuned model as a GGUF file, as a new user types it: bare practice nodes, a terminal (tmux), no edit by hand.
 
 The nodes have no packages and no way out. The first has an account and a port of its own, and its login shell is fish; python3 of the second, which has another
 port, is 3.9 where this machine has one.
@@ -16,20 +16,16 @@ journey_minutes       from the first key to the last answer
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import re
-import select
 import shlex
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
-import termios
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -41,7 +37,7 @@ from homelab.lab import Lab
 from scripts.practice.misconfigurations import login
 
 _LIMIT_S = 900.0
-_PROMPT = "$ "
+_PROMPT = re.compile(r"\[(\d+)\] \$")  # with the exit code of the last command
 # What a person reads in a question -> what they type. A question that is not here ends the benchmark.
 _ANSWERS = {
     "Which of them are nodes?": "",
@@ -49,91 +45,84 @@ _ANSWERS = {
     "Save this key?": "y",
     "Which network is for the training?": "",
 }
-_CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r")
-
-
-def on_screen(raw: str) -> str:
-    """What stays on a terminal of all that was written: a dashboard draws over itself, and what stood on another screen is gone."""
-    raw = re.sub(r"\x1b\[\?1049h.*?\x1b\[\?1049l", "", raw, flags=re.DOTALL)
-    lines, row, column = [""], 0, 0
-    for code, text in re.findall(r"(\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|[\r\n\b])|([^\x1b\r\n\b]+)", raw):
-        number = int(digits[0]) if (digits := re.findall(r"\d+", code)) else 1
-        if text:
-            lines[row] = lines[row].ljust(column)[:column] + text + lines[row][column + len(text) :]
-            column += len(text)
-        elif code == "\n":
-            row += 1
-            lines += [""] * (row == len(lines))
-        elif code == "\r":
-            column = 0
-        elif code.endswith("A"):
-            row = max(0, row - number)
-        elif code.endswith("K"):
-            lines[row] = lines[row][:column] if code == "\x1b[K" else ""
-        elif code.endswith("J"):
-            del lines[row + 1 :]
-    return "\n".join(line.rstrip() for line in lines)
 
 
 class Person:
-    """A shell on a terminal of its own, and what was typed into it."""
+    """A shell in tmux, 80 columns wide, and what was typed into it."""
 
     def __init__(self, home: Path, folder: Path) -> None:
         self.commands: list[str] = []
         self.questions: list[str] = []
-        self.transcript = self._raw = ""
+        self.transcript = ""
         self.words_printed = 0  # until `is_done`
         self.is_done = False
+        self._socket = home / "tmux"
         environment = {
-            "HOME": str(home), "PATH": f"{home}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}", "TERM": "xterm", "PS1": _PROMPT, "LANG": "C.UTF-8",
+            "HOME": str(home), "PATH": f"{home}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}", "TERM": "xterm", "PS1": "[$?] $ ", "LANG": "C.UTF-8",
             # this machine's way to the package index
             "PIP_CONFIG_FILE": os.environ.get("PIP_CONFIG_FILE") or str(Path.home() / ".config/pip/pip.conf"),
         }  # fmt: skip
-        self._pid, self._terminal = pty.fork()
-        if self._pid == 0:
-            os.chdir(folder)
-            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
-            os.execve("/bin/sh", ["sh", "-i"], environment)
+        # tmux lets a pane have the history that is set before it begins.
+        start = (
+            "start-server",
+            ";",
+            "set-option",
+            "-g",
+            "history-limit",
+            "50000",
+            ";",
+            "new-session",
+            "-d",
+            "-x",
+            "80",
+            "-y",
+            "50",
+            "-c",
+            str(folder),
+            "sh",
+            "-i",
+        )
+        subprocess.run(["tmux", "-S", str(self._socket), "-f", "/dev/null", *start], env=environment, check=True, timeout=60)
         self._until_prompt()
 
-    def type(self, command: str) -> str:
-        """One command, typed and waited for; what it printed. Raises SystemExit where it fails."""
+    def type(self, command: str) -> None:
+        """One command, typed and waited for. Raises SystemExit where it fails."""
         self.commands.append(command)
         began_s = time.monotonic()
-        os.write(self._terminal, f"{command}\n".encode())
-        printed = self._until_prompt()
-        shown = "\n".join(line for line in on_screen(self._raw).removesuffix(_PROMPT.strip()).splitlines()[1:] if line.strip())
-        os.write(self._terminal, b"echo $?\n")
-        code = self._until_prompt().split()[-1]
+        self._tmux("send-keys", "-R", ";", "clear-history")
+        self._tmux("send-keys", "-l", "--", command)
+        self._tmux("send-keys", "Enter")
+        code, screen = self._until_prompt()
+        shown = "\n".join(line for line in screen.partition(command)[2].splitlines() if line)
         self.words_printed += 0 if self.is_done else len(shown.split())
         self.transcript += f"$ {command}\n{shown}\n[{time.monotonic() - began_s:.0f} s]\n\n"
-        if code != "0":
+        if code:
             raise SystemExit(f"error: exit code {code}\nwhere: {command}\n{self.transcript}")
-        return printed
-
-    def _until_prompt(self) -> str:
-        """Everything up to the shell's next prompt; questions on the way are answered."""
-        deadline_s = time.monotonic() + _LIMIT_S
-        printed, read, self._raw = "", 0, ""
-        while not printed.endswith(_PROMPT):
-            if time.monotonic() > deadline_s:
-                raise SystemExit(f"error: no end within {_LIMIT_S:.0f} s\n{self.transcript}{printed}")
-            if select.select([self._terminal], [], [], 1.0)[0]:
-                piece = os.read(self._terminal, 65536).decode(errors="replace")
-                self._raw += piece
-                printed += _CODES.sub("", piece)
-            question = next((words for words in _ANSWERS if words in printed[read:]), None)
-            if question:
-                self.questions.append(question)
-                os.write(self._terminal, f"{_ANSWERS[question]}\n".encode())
-                read = len(printed)
-        return printed.removesuffix(_PROMPT)
 
     def close(self) -> None:
-        """End the shell."""
-        os.write(self._terminal, b"exit\n")
-        os.waitpid(self._pid, 0)
-        os.close(self._terminal)
+        """End the shell, and tmux with it."""
+        self._tmux("kill-server")
+
+    def _until_prompt(self) -> tuple[int, str]:
+        """The exit code that the shell's next prompt shows, and the lines above it; questions on the way are answered."""
+        deadline_s = time.monotonic() + _LIMIT_S
+        answered: Counter[str] = Counter()
+        while True:
+            lines = [line.rstrip() for line in self._tmux("capture-pane", "-p", "-J", "-S", "-").rstrip().splitlines()] or [""]
+            if prompt := _PROMPT.fullmatch(lines[-1]):
+                return int(prompt[1]), "\n".join(lines[:-1])
+            if time.monotonic() > deadline_s:
+                raise SystemExit(f"error: no end within {_LIMIT_S:.0f} s\n{self.transcript}" + "\n".join(lines))
+            for question, answer in _ANSWERS.items():
+                if "\n".join(lines).count(question) > answered[question]:
+                    answered[question] += 1
+                    self.questions.append(question)
+                    self._tmux("send-keys", "-l", "--", answer)
+                    self._tmux("send-keys", "Enter")
+            time.sleep(0.2)
+
+    def _tmux(self, *words: str) -> str:
+        return subprocess.run(["tmux", "-S", str(self._socket), *words], capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 def main() -> int:

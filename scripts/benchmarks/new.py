@@ -10,6 +10,8 @@ minutes_SET          of all ten
 from __future__ import annotations
 
 import argparse
+import importlib
+import inspect
 import json
 import os
 import random
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +32,8 @@ from homelab.lab import Lab
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _RATES, _EPOCHS = ("2e-4", "7e-4", "2e-3"), ("2", "4", "8")
-_SETS = ("demo", "homelab-qa", "guide")
-_ROWS, _JUDGING_ROWS = 150, 40  # of the larger two
+_SETS = ("demo", "homelab-qa", "guide", "library")
+_ROWS, _JUDGING_ROWS = 150, 40  # the demo has 55 and 19
 _WORST = 1.02
 
 
@@ -78,8 +81,12 @@ def _arguments() -> argparse.Namespace:
 
 
 def _write_rows(name: str, place: Path) -> None:
-    """Questions and answers of the demo, of this project, or the sentences of its guide as plain texts; those that judge lie in judge.jsonl."""
-    if name == "guide":
+    """Questions and answers of the demo or of this project, its guide as plain texts, or Python's library as instructions; judge.jsonl has those that judge."""
+    if name == "library":
+        rows = [json.dumps({"instruction": f"What does {called} of Python do?", "output": said}) for called, said in _library()]
+        random.Random(1).shuffle(rows)
+        judging = rows[_ROWS:]
+    elif name == "guide":
         pages = sorted((_REPOSITORY / "homelab" / "docs").glob("*.md"))
         paragraphs = [
             text for page in pages for text in re.split(r"\n\s*\n", page.read_text(encoding="utf-8")) if re.match(r"[A-Z`]", text)
@@ -94,6 +101,19 @@ def _write_rows(name: str, place: Path) -> None:
         random.Random(2).shuffle(rows)
     for file, lines in ((f"{name}.jsonl", rows[:_ROWS]), ("judge.jsonl", judging[:_JUDGING_ROWS])):
         (place / file).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _library() -> Iterator[tuple[str, str]]:
+    """Functions of the standard library, and the first paragraph of what each says of itself; no paragraph twice."""
+    seen: set[str] = set()
+    for module in ("base64", "bisect", "calendar", "fractions", "functools", "glob", "heapq", "inspect", "itertools", "json", "linecache", "locale", "math", "mimetypes",
+                   "operator", "os", "os.path", "pkgutil", "platform", "random", "re", "shlex", "shutil", "statistics", "string", "sys", "tempfile", "textwrap",
+                   "time", "tokenize", "traceback", "unicodedata", "urllib.parse", "warnings", "weakref", "zipfile"):  # fmt: skip
+        for name, value in sorted(vars(importlib.import_module(module)).items()):
+            said = " ".join((inspect.getdoc(value) or "").partition("\n\n")[0].split())
+            if not name.startswith("_") and inspect.isroutine(value) and 40 <= len(said) <= 160 and said not in seen:
+                seen.add(said)
+                yield f"{module}.{name}", said
 
 
 def _trained(name: str, place: Path, environment: dict[str, str]) -> list[dict[str, Any]]:
