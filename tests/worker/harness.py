@@ -60,6 +60,9 @@ def resolved_recipe(**changes: Any) -> dict[str, Any]:
         recipe[kind.__name__.lower()] = {**given, **recipe[kind.__name__.lower()]}
     for name, value in changes.items():
         section, key = name.split("__")
+        if section == "objective":  # left out where nothing of it is named
+            recipe.setdefault(section, {"kind": "dpo", "beta": 0.1, "gamma": None})
+            recipe["data"]["format"] = "preference"
         assert key in recipe[section], name
         recipe[section][key] = value
     return recipe

@@ -6,13 +6,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import model_validator
 
 from homelab.controller.base.models import ConfigModel
 from homelab.controller.config.environment import RecipeEnvironment, refusal_of_the_law
-from homelab.shared.recipe import Checkpoint, Data, Method, Model, Parallel, Recovery, Script, Tracking, Train
+from homelab.shared.protocol.row_forms import PREFERENCE
+from homelab.shared.recipe import Checkpoint, Data, Method, Model, Objective, Parallel, Recovery, Script, Tracking, Train
 from homelab.shared.recipe.neutral import NEUTRAL
 
 _SECTIONS = ("model", "data", "method", "train", "script")  # the others may change on a recovery
@@ -45,6 +47,7 @@ class TrainRecipe(RunSections):
     data: Data
     method: Method
     train: Train
+    objective: Objective | None = None
     script: None = None
 
 
@@ -55,6 +58,7 @@ class ScriptRecipe(RunSections):
     data: None = None
     method: None = None
     train: None = None
+    objective: None = None
     script: Script
 
 
@@ -68,6 +72,7 @@ class RecipeFile(RunSections):
     data: Data | None = None
     method: Method | None = None
     train: Train | None = None
+    objective: Objective | None = None
     script: Script | None = None
 
     @model_validator(mode="after")
@@ -77,8 +82,35 @@ class RecipeFile(RunSections):
             missing = [name for name, section in built_in.items() if section is None]
             if missing:
                 raise ValueError("missing " + ", ".join(f"[{name}]" for name in missing) + " (or give a [script])")
-        elif any(section is not None for section in built_in.values()):
-            raise ValueError("a [script] has its own training: remove [model], [data], [method] and [train]")
+        elif any(section is not None for section in (*built_in.values(), self.objective)):
+            raise ValueError("a [script] has its own training: remove [model], [data], [method], [train] and [objective]")
+        return self
+
+    @model_validator(mode="after")
+    def _pairs_have_an_objective(self) -> RecipeFile:
+        if self.data is None or self.method is None:
+            return self
+        if self.objective is None:
+            if self.data.format == PREFERENCE or (self.data.columns is not None and self.data.columns.kind == PREFERENCE):
+                raise ValueError(
+                    'rows with two answers need an objective: add [objective] with kind = "dpo"; or name the answer to learn with [data] columns'
+                )
+            return self
+        if self.data.format not in ("auto", PREFERENCE):
+            raise ValueError(
+                f'[objective] learns from pairs of answers: leave [data] format out, or set it to "{PREFERENCE}" (it is "{self.data.format}")'
+            )
+        if self.data.columns is not None and not self.data.columns.fits(PREFERENCE):
+            raise ValueError(
+                "[objective] learns from pairs of answers: [data] columns names `chosen` and `rejected`, and `prompt` where it stands alone"
+            )
+        for key, used, fix in (
+            ("[data] packing", self.data.packing, "a pair stays together: leave it out"),
+            ("[data] completion_only = false", not self.data.completion_only, "the answers are compared: leave it out"),
+            ('[method] backend = "unsloth"', self.method.backend == "unsloth", "Unsloth computes its own loss: leave it out"),
+        ):
+            if used:
+                raise ValueError(f"{key} does not work with [objective]: {fix}")
         return self
 
     @model_validator(mode="after")
@@ -104,12 +136,16 @@ def parse_recipe(content: object, *, strict: bool | None = None) -> Recipe:
     """The recipe of a file's content. Raises pydantic's ValidationError, of `RecipeFile`, with every fault."""
     file = RecipeFile.model_validate(content, strict=strict)
     sections = {name: getattr(file, name) for name in RecipeFile.model_fields}
+    if file.objective is not None and file.data is not None:
+        sections["data"] = replace(file.data, format="preference")  # so that all who read rows know what they look for
     return TrainRecipe(**sections) if file.script is None else ScriptRecipe(**sections)
 
 
 def deciding(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of the recipe that its fingerprint is made of. Raises KeyError, TypeError or AttributeError for what is no recipe."""
     law: dict[str, Any] = {name: recipe.get(name) for name in _SECTIONS}
+    if recipe.get("objective"):
+        law["objective"] = recipe["objective"]
     for name, neutral in NEUTRAL.items():
         if law[name]:
             law[name] = {key: value for key, value in law[name].items() if key not in neutral or value != neutral[key]}

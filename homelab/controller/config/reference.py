@@ -16,7 +16,7 @@ from typing import Any
 _KEY = re.compile(r"^(#?)([a-zA-Z_]+) = (.*)$")
 # The files in the order of their sections; `suite` is one table without sections.
 SECTIONS = {
-    "recipe": ("model", "data", "method", "train", "script", "parallel", "checkpoint", "recovery", "tracking", "environment"),
+    "recipe": ("model", "data", "method", "train", "objective", "script", "parallel", "checkpoint", "recovery", "tracking", "environment"),
     "cluster": ("cluster", "network", "energy", "notify", "nodes"),
     "suite": ("suite",),
 }

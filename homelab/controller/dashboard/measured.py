@@ -28,6 +28,7 @@ class Measured:
         """Of the newest attempt that made each step. All ranks write the same global loss."""
         self.eval_losses = StepCurve()
         """The loss on the held-out rows."""
+        self._accuracies: dict[str, tuple[int, int, float]] = {}  # kind of line -> attempt, step, value of the newest
         self.moves: list[Metric] = []
         """What says that rows moved between ranks, by attempt, step and time."""
         self._paces: dict[int, AttemptPace] = defaultdict(AttemptPace)
@@ -42,6 +43,9 @@ class Measured:
     def add(self, line: Metric) -> None:
         """One line."""
         place = (line.attempt, line.step, line.time)
+        accuracy = line.accuracy if line.kind == "train" else line.eval_accuracy
+        if accuracy is not None:
+            self._accuracies[line.kind] = max((line.attempt, line.step, accuracy), self._accuracies.get(line.kind, (0, 0, 0.0)))
         if line.kind == "train":
             self._train(line)
         elif line.kind == "eval" and line.eval_loss is not None:
@@ -57,6 +61,10 @@ class Measured:
             ranks[line.rank] = max((line.attempt, line.time), ranks.get(line.rank, (0, 0.0)))
             if len(self._saves) > _MOST_SAVES:
                 del self._saves[min(self._saves)]
+
+    def accuracy(self, kind: str) -> float | None:
+        """The part of the pairs whose better answer the model found better in the newest line of this kind; None where no pairs are learned."""
+        return self._accuracies[kind][2] if kind in self._accuracies else None
 
     def pace(self, attempt: int) -> AttemptPace:
         """How fast this attempt is; an empty one where it has made no step."""

@@ -159,6 +159,10 @@ class Snapshot(DisplayValue):
     step: int
     loss: float | None
     eval_losses: tuple[LossPoint, ...] = ()
+    accuracy: float | None = None
+    """Of pairs of answers: the part whose better one the model finds better, in the last step; None where tokens are learned."""
+    eval_accuracy: float | None = None
+    """The same of the held-out pairs."""
     eta_s: float | None = None
     tokens_per_s: float | None = None
     loss_history: tuple[LossPoint, ...] = ()

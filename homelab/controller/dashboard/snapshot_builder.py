@@ -114,6 +114,7 @@ def _training(
     return {
         "step": step, "total_steps": total, "step_s": pace.step_s, "epoch": max((line.epoch for line in last if line.epoch is not None), default=None),
         "loss": newest.loss if newest else None, "loss_history": measured.losses.points, "eval_losses": measured.eval_losses.points,
+        "accuracy": measured.accuracy("train"), "eval_accuracy": measured.accuracy("eval"),
         "tokens_per_s": sum(rates) if rates else None, "efficiency": reached if is_running else None, "planned_efficiency": planned,
         "is_efficiency_measured": bool(plan and plan.time and plan.time.is_measured),
         "eta_s": measured.eta_s(step, total, step_tokens) if is_running else None, "ranks": rank_rows(replies, plan, attempt, pace.ranks),

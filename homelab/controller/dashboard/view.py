@@ -124,9 +124,13 @@ def _losses(snapshot: Snapshot, now: float, width: int) -> Text:
     style = "bold" if math.isfinite(now) else "bold red"
     left = Text.assemble((" loss ", "dim"), words.loss(start), " → ", (words.loss(now), style))
     right = Text.assemble(("perplexity ", "dim"), words.perplexity(now))
+    if snapshot.accuracy is not None:
+        right = Text.assemble(("better answer found ", "dim"), words.percent(100 * snapshot.accuracy))
     if snapshot.eval_losses:
         ends_ = dict.fromkeys((snapshot.eval_losses[0], snapshot.eval_losses[-1]))
         held_out = Text.assemble(("eval ", "dim"), " → ".join(words.loss(point.loss) for point in ends_))
+        if snapshot.eval_accuracy is not None:
+            held_out.append(f", {words.percent(100 * snapshot.eval_accuracy)}")
         best = snapshot.best_eval
         is_inside = best is not None and best not in ends_
         if best is not None and is_inside:  # with keep_best it is the result

@@ -1,7 +1,7 @@
 """Where everything of a run lies, as paths relative to a workdir or to a run's folder. The controller, the node program and the
 worker join them to a folder of theirs; no other file spells them.
 
-    WORKDIR/runs/RUN/             run.json, checkpoints/, final/, profiles/, tensorboard/; saved/ is for what a program of one's own saves
+    WORKDIR/runs/RUN/             run.json, checkpoints/, final/, profiles/, tensorboard/, reference.bin (of pairs); saved/ is for what a program of one's own saves
         attempts/N/               plan.json
             nodes/NODE/           start.json, exit.json, energy.json, house.json, logs; save.json while a checkpoint is asked for
             ranks/RANK/           heartbeat.json, metrics.jsonl, samples.jsonl, modules.json, error.json
@@ -46,6 +46,7 @@ YIELD = "yield"
 CODE = "code"
 ATTEMPTS = "attempts"
 CHECKPOINTS = "checkpoints"
+REFERENCE = "reference.bin"
 SAVED = "saved"
 FINAL = "final"
 

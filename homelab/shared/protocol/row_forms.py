@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 RULES = 2  # how rows are made. Another rule is another number, and a run goes on with the rows that it began with
 RULES_KEY = "rows"  # of a run.json
-CHAT, PAIR, TEXT = "chat", "prompt-completion", "text"
+CHAT, PAIR, TEXT, PREFERENCE = "chat", "prompt-completion", "text", "preference"
 # What [data] columns can name: where a part of the row stands. `role` and `content` are keys of a message.
 PARTS = (
     "messages",
@@ -29,6 +29,8 @@ PARTS = (
     "prompt",
     "input",
     "completion",
+    "chosen",
+    "rejected",
     "system",
     "history",
     "text",
@@ -55,7 +57,7 @@ _ABOUT = frozenset((
 
 @dataclass(frozen=True)
 class RowForm:
-    """How the rows of a file are read. `name` is for people, `kind` one of chat, prompt-completion, text; `columns` says which column is which part."""
+    """How the rows of a file are read. `name` is for people, `kind` one of chat, prompt-completion, text, preference; `columns` says which column is which part."""
 
     name: str
     kind: str
@@ -64,7 +66,7 @@ class RowForm:
     @property
     def required(self) -> tuple[str, ...]:
         """Parts that every row must have."""
-        return {CHAT: ("messages",), PAIR: ("prompt", "completion"), TEXT: ("text",)}[self.kind]
+        return {CHAT: ("messages",), PAIR: ("prompt", "completion"), TEXT: ("text",), PREFERENCE: ("chosen", "rejected")}[self.kind]
 
     @property
     def said(self) -> str:
@@ -79,8 +81,8 @@ class RowForm:
                 return self.kind
             keys = f", {self.columns['role']} and {self.columns['content']}" if self.columns["role"] != "role" else ""
             return f"{self.name} ({self.columns['messages']}{keys})"
-        columns = [self.columns[part] for part in ("prompt", "input", "completion", "text") if part in self.columns]
-        if columns in (["prompt", "completion"], ["text"]):
+        columns = [self.columns[part] for part in ("prompt", "input", "completion", "chosen", "rejected", "text") if part in self.columns]
+        if columns in (["prompt", "completion"], ["text"], ["prompt", "chosen", "rejected"], ["chosen", "rejected"]):
             return self.kind
         return f"{self.name} ({', '.join(columns)})" if " and ".join(columns) != self.name else self.name
 
@@ -98,6 +100,8 @@ def detect(row: Mapping[str, Any], settings: Mapping[str, Any]) -> RowForm:
     """The form of the rows of a file whose first row is `row`. `settings`: [data] of the recipe. Raises FormError."""
     given = {part: column for part, column in (settings.get("columns") or {}).items() if column}
     wanted = settings.get("format", "auto")
+    if wanted == PREFERENCE:
+        return _preference(row, given)
     text = given.get("text") or settings.get("text_column", "text")
     found = None
     for form in _candidates(row, given, text):
@@ -107,6 +111,11 @@ def detect(row: Mapping[str, Any], settings: Mapping[str, Any]) -> RowForm:
     if found is None:
         raise _unknown(row, wanted, text)
     return found
+
+
+def has_preference(row: Mapping[str, Any]) -> bool:
+    """Whether a row says which of two answers is better, by the usual names."""
+    return all(key in row for key in _PREFERENCES)
 
 
 def missing(row: Mapping[str, Any], what: str, *, settings: str = "") -> FormError:
@@ -176,6 +185,19 @@ def _pair(row: Mapping[str, Any], prompt: str, completion: str, given: Mapping[s
     return RowForm("Alpaca" if is_alpaca else f"{prompt} and {completion}", PAIR, columns)
 
 
+def _preference(row: Mapping[str, Any], given: Mapping[str, str]) -> RowForm:
+    """Two answers to one prompt, or two conversations that begin alike. Raises FormError."""
+    answers = {part: given.get(part, part) for part in _PREFERENCES}
+    for column in answers.values():
+        if column not in row:
+            error = missing(row, column)
+            error.hint = '[objective] learns from pairs: give each row "prompt", "chosen" and "rejected", or name them with [data] columns; else remove [objective]'
+            raise error
+    prompt = given.get("prompt") or next((name for name in _PROMPTS if name in row), None)
+    extras = {part: _extra(row, part, given) for part in _EXTRAS if part != "input"}
+    return RowForm("preference", PREFERENCE, {**({"prompt": prompt} if prompt else {}), **answers, **extras})
+
+
 def _one(row: Mapping[str, Any], part: str, names: tuple[str, ...], given: Mapping[str, str]) -> str:
     """The column of a part: as the recipe says, else its own name, else the one known name that the row has. Raises FormError."""
     if part in given:
@@ -212,10 +234,10 @@ def _unknown(row: Mapping[str, Any], wanted: str, text: str) -> FormError:
     what = {CHAT: "messages", PAIR: 'prompt" and "completion', TEXT: text}.get(wanted, f'messages", "prompt" and "completion", or "{text}')
     error = missing(row, what)
     if any(key in row for key in _PREFERENCES):
-        error.message = f"this is a row with preferences, but homelab trains on one answer: {error.message}"
+        error.message = f"this is a row with preferences, and the recipe has no [objective]: {error.message}"
         prompt = "prompt" if "prompt" in row else next((name for name in _PROMPTS if name in row), None)
         named = f'{{ prompt = "{prompt}", completion = "chosen" }}' if prompt else '{ messages = "chosen" }'
-        error.hint = f"to train on the chosen answers: [data] columns = {named} in the recipe"
+        error.hint = f'to learn which answer is better: [objective] kind = "dpo" in the recipe; to train on the chosen answers: [data] columns = {named}'
     elif "input_ids" in row:
         error.message = f"this row holds tokens, but homelab makes the tokens itself: {error.message}"
         error.hint = "give the text that these tokens were made from"

@@ -65,7 +65,7 @@ class FileSample(Message):
     whole: bool = False
     rows_read: Count = 0
     rows_bad: Annotated[tuple[BadRow, ...], Longest(10_000)] = ()
-    form: str = ""  # chat | prompt-completion | text
+    form: str = ""  # chat | prompt-completion | text | preference; beside `rows_bad`: pairs that nobody has asked for
     read_as: ShownWords = ""
     unused: Annotated[tuple[ShownWords, ...], Longest(50)] = ()
     needs_chat_template: bool = False

@@ -5,11 +5,12 @@ its field; a rule over several keys is a `__post_init__`. What each key means st
 """
 
 from homelab.shared.recipe.data import Columns, Data, HubData
+from homelab.shared.recipe.objective import Objective
 from homelab.shared.recipe.operation import Checkpoint, LogPolicy, Recovery, Tracking
 from homelab.shared.recipe.parallel import Parallel
 from homelab.shared.recipe.program import Script
 from homelab.shared.recipe.training import Method, Model, Precision, Train
 
 __all__ = [
-    "Checkpoint", "Columns", "Data", "HubData", "LogPolicy", "Method", "Model", "Parallel", "Precision", "Recovery", "Script", "Tracking", "Train",
+    "Checkpoint", "Columns", "Data", "HubData", "LogPolicy", "Method", "Model", "Objective", "Parallel", "Precision", "Recovery", "Script", "Tracking", "Train",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from homelab.shared.markers import AtLeast, AtMost, Holds, Shortest
-from homelab.shared.protocol.row_forms import CHAT, PAIR, TEXT
+from homelab.shared.protocol.row_forms import CHAT, PAIR, PREFERENCE, TEXT
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Columns:
     """Which column of the data is which part of a row, where its name does not say it. Parts that are left out are found by their usual names.
 
     `messages` is a conversation, with `role` and `content` the keys of its messages; or `prompt` (with a further `input`) and `completion`;
-    or `text`. `system`, `history`, `tools`, `documents` and `chat_template_kwargs` go to the chat template with them.
+    or `text`; or two answers, `chosen` and `rejected`, with `prompt` where it stands alone.
+    `system`, `history`, `tools`, `documents` and `chat_template_kwargs` go to the chat template with them.
     """
 
     messages: Word | None = None
@@ -41,6 +42,8 @@ class Columns:
     prompt: Word | None = None
     input: Word | None = None
     completion: Word | None = None
+    chosen: Word | None = None
+    rejected: Word | None = None
     text: Word | None = None
     system: Word | None = None
     history: Word | None = None
@@ -51,16 +54,25 @@ class Columns:
     @property
     def kind(self) -> str | None:
         """The format that these columns are of; None where they leave it open."""
+        if self.chosen or self.rejected:
+            return PREFERENCE
         if self.messages or self.role or self.content:
             return CHAT
         if self.prompt or self.input or self.completion or self.history:
             return PAIR
         return TEXT if self.text else None
 
+    def fits(self, kind: str) -> bool:
+        """Whether rows of this format can have these columns."""
+        if kind == PREFERENCE:
+            return not any((self.messages, self.role, self.content, self.input, self.completion, self.text))
+        return self.kind in (None, kind)
+
     def __post_init__(self) -> None:
         kinds = [name for name, parts in (
-            ("messages (with role, content)", (self.messages, self.role, self.content)),
-            ("prompt and completion (with input, history)", (self.prompt, self.input, self.completion, self.history)), ("text", (self.text,)),
+            ("chosen and rejected (with prompt)", (self.chosen, self.rejected)), ("messages (with role, content)", (self.messages, self.role, self.content)),
+            ("prompt and completion (with input, history)", (*((self.prompt, self.history) if not (self.chosen or self.rejected) else ()), self.input, self.completion)),
+            ("text", (self.text,)),
         ) if any(parts)]  # fmt: skip
         if len(kinds) > 1:
             raise ValueError(f"`columns` names {' beside '.join(kinds)}: a row is one of them")
@@ -89,7 +101,7 @@ class Data:
     train: Annotated[str, Shortest(1), Holds(_names_something)]
     eval: Annotated[str | None, Holds(_names_something)] = None
     eval_fraction: Annotated[float, AtLeast(0), AtMost(0.5)] = 0.0
-    format: Literal["auto", "chat", "prompt-completion", "text"] = "auto"
+    format: Literal["auto", "chat", "prompt-completion", "text", "preference"] = "auto"
     completion_only: bool = True
     packing: bool = False
     config: Word | None = None
@@ -124,7 +136,7 @@ class Data:
         kind = self.columns.kind if self.columns is not None else None
         if self.template == "none" and CHAT in (self.format, kind):
             raise ValueError('`template` = "none" is for plain prompts and completions: a chat needs its chat template')
-        if kind is not None and self.format not in ("auto", kind):
+        if self.columns is not None and self.format != "auto" and not self.columns.fits(self.format):
             raise ValueError(f'`columns` names the columns of format = "{kind}", and `format` is "{self.format}"')
         if self.columns is not None and self.columns.text and self.text_column not in ("text", self.columns.text):
             raise ValueError("`text_column` and `columns` name different columns of text: leave one out")

@@ -32,6 +32,7 @@ class Curves:
         self.first: tuple[int, float] | None = steps[0] if steps else None
         self.last: tuple[int, float] | None = steps[-1] if steps else None
         self.is_whole = [step for step, _ in steps] == list(range(1, task.resume_step + 1))
+        self._of_pairs = task.objective is not None
         self._settled = [json.dumps(line) + "\n" for line in self.before]
         self._open: list[list[float]] = []
         self._same = {"attempt": task.attempt, "rank": 0, "node": task.nodes[0]}
@@ -79,7 +80,12 @@ class Curves:
         value_of = {name: None if math.isnan(value) else value for name, value in zip(_FIGURES, figures, strict=True)}
         where = {"time": round(figures[0], 3), **self._same, "step": int(step)}
         if kind == _EVAL:
-            return {"kind": "eval", **where, "eval_loss": value_of["loss"], "eval_perplexity": perplexity(figures[1])}
+            return {
+                "kind": "eval",
+                **where,
+                "eval_loss": value_of["loss"],
+                "eval_perplexity": None if self._of_pairs else perplexity(figures[1]),
+            }
         return {"kind": "train", **where} | {
             name: float(f"{value:.6g}") if value is not None and name in _MEASURED else value
             for name, value in value_of.items()

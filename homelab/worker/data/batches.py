@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,9 @@ import torch
 from torch.utils.data import Dataset
 
 from homelab.shared.law import order
+from homelab.shared.recipe import Objective
 from homelab.worker.balancing.balancer import Balance
+from homelab.worker.data import pair_batches
 from homelab.worker.data.encoding import Row
 
 IGNORED = -100  # torch's default ignore_index of cross entropy
@@ -30,7 +32,7 @@ class StepItem:
     """This rank's part of one optimizer step: `rows` rows of the global batch.
 
     `micro_batches` are keyword arguments of the model's forward, `seeds` one random seed for each of them (see `random_seed`).
-    `sources` are the data rows in here. `loss_tokens` counts the whole global batch, over all ranks; `input_tokens` only this rank's.
+    `sources` are the data rows in here. `loss_tokens` counts the whole global batch, over all ranks (of an objective, its pairs); `input_tokens` only this rank's.
     """
 
     step: int
@@ -62,14 +64,14 @@ class StepBatches(Dataset):
         self.balance = balance
         self.rank = rank
         self.form = form
-        self.packed = any(len(row.starts) > 1 for row in rows)
+        self.packed = form.objective is None and any(len(row.starts) > 1 for row in rows)
 
     def __len__(self) -> int:
         return self.steps
 
     def stand_in(self) -> Batch:
         """A pass without a loss."""
-        return self.form.batch([stand_in(self.form.pad)], packed=self.packed)
+        return self.form.stand_in(packed=self.packed)
 
     def __getitem__(self, step: int) -> StepItem:
         if not 0 <= step < self.steps:
@@ -79,16 +81,17 @@ class StepBatches(Dataset):
         rows = [self.rows[chosen[position]] for position in positions]
         cuts = self.balance.passes_of([len(row.tokens) for row in rows], self.rank)
         groups = [[rows[i] for i in cut] for cut in cuts]
+        learned = self.form.learned(self.rows[row] for row in chosen)
         sources = [source for group in groups for row in group for source in row.sources]
         return StepItem(
             step=step,
             epoch=epoch,
-            micro_batches=[self.form.batch(group, packed=self.packed) for group in groups] or [self.stand_in()],
+            micro_batches=[self.form.batch(group, packed=self.packed, learned=learned) for group in groups] or [self.stand_in()],
             seeds=[random_seed(self.seed, step, [source for row in group for source in row.sources]) for group in groups or [[]]],
             sources=sources,
             rows=len(rows),
             input_tokens=sum(len(row.tokens) for row in rows),
-            loss_tokens=sum(self.rows[row].loss_tokens for row in chosen),
+            loss_tokens=sum(self.form.count(self.rows[row]) for row in chosen),
         )
 
 
@@ -112,16 +115,42 @@ class Form:
     """How rows become the tensors of a pass. `pad` is the token of padding; `joined` as in `join`, else as in `collate`.
 
     `labelled` adds the positions with a loss, for a fused loss that wants them: they are counted here, so the CPU does not have to wait for a card.
+    `objective`: rows are pairs of answers, and pairs are counted; None: tokens.
     """
 
     pad: int
     joined: bool = False
     labelled: bool = False
+    objective: Objective | None = None
 
-    def batch(self, rows: Sequence[Row], *, packed: bool) -> Batch:
-        """The keyword arguments of one forward pass."""
+    def batch(self, rows: Sequence[Row], *, packed: bool, learned: float = 1.0) -> Batch:
+        """The keyword arguments of one forward pass. `learned`: see `learned`, of the global batch."""
+        pairs: Batch = {}
+        if self.objective is not None:
+            learns_prompts = self.objective.learns_answers
+            pairs = pair_batches.tensors(rows, learns_prompts=learns_prompts, learned=learned)
+            rows = pair_batches.with_prompts(rows) if learns_prompts else pair_batches.answers(rows)
         batch = join(rows) if self.joined else collate(rows, self.pad, packed=packed)
-        return batch | ({"labelled": labelled(batch["labels"])} if self.labelled else {})
+        return batch | ({"labelled": labelled(batch["labels"])} if self.labelled else {}) | pairs
+
+    def stand_in(self, *, packed: bool) -> Batch:
+        """A pass without a loss."""
+        row = stand_in(self.pad) if self.objective is None else pair_batches.stand_in(self.pad)
+        return self.batch([row], packed=packed)
+
+    def count(self, row: Row) -> int:
+        """What the loss is divided by, of one row: its tokens with a loss, or 1 for a pair that teaches something."""
+        return row.loss_tokens if self.objective is None else pair_batches.counts(row)
+
+    def counted(self, batch: Batch) -> int:
+        """The same of a pass."""
+        return loss_tokens(batch) if self.objective is None else int(batch["counting"].sum())
+
+    def learned(self, rows: Iterable[Row]) -> float:
+        """Tokens of these rows that an objective learns beside their preference; 1 where it learns none."""
+        if self.objective is None or not self.objective.learns_answers:
+            return 1.0
+        return float(max(1, sum(map(pair_batches.learned_tokens, rows))))
 
 
 def join(rows: Sequence[Row]) -> Batch:

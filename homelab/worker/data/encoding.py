@@ -26,16 +26,18 @@ ENCODE_AT_ONCE = 1024  # texts per call of the tokenizer: enough for its threads
 
 @dataclass(slots=True)
 class Row:
-    """One training sequence: a sample, or several when packed.
+    """One training sequence: a sample, or several when packed; or two answers to one prompt, the better one first, each with the prompt.
 
     `tokens` are token ids, `trained` has a 1 for every token whose prediction counts, `sources` the data rows in here
-    and `starts` where each of them begins. A sample's first token has no prediction, so it never counts.
+    and `starts` where each of them begins. A sample's first token has no prediction, so it never counts. `reference` has the summed
+    log-probabilities (nats) that the base model gives to the two answers, where the objective compares with them.
     """
 
     tokens: array[int]
     trained: bytes
     sources: tuple[int, ...]
     starts: tuple[int, ...] = (0,)
+    reference: tuple[float, float] = (0.0, 0.0)
 
     @property
     def loss_tokens(self) -> int:
@@ -78,7 +80,7 @@ def load_data(run: dict[str, Any], tokenizer: Any, node: str = "this node") -> E
         held_out = encoded("eval")
     elif settings["eval_fraction"] > 0:
         rows, held_out = hold_out(rows, settings["eval_fraction"], int(train["seed"]))
-    if settings["packing"]:
+    if settings["packing"]:  # never with pairs
         samples = len(rows)
         rows = pack_rows(rows, int(train["seq_len"]))
         notes.append(f"packing: {samples} samples in {len(rows)} rows of at most {train['seq_len']} tokens")
@@ -138,6 +140,8 @@ class Encoder:
         """Rows in the order of the records. `part` ("train" or "eval") is for the notes; `form` None: the first record decides."""
         form = form or samples.form_of(records[0], self.settings)
         renderer = Renderer(self.tokenizer, self.settings)
+        if form.kind == row_forms.PREFERENCE:
+            return self._encode_pairs(records, part, form, renderer)
         if form.kind == row_forms.CHAT and not self.tokenizer.chat_template:
             raise WorkerError(
                 "the data is chat, but the model's tokenizer has no chat template",
@@ -149,8 +153,36 @@ class Encoder:
         for start in range(0, len(records), ENCODE_AT_ONCE):
             batch = records[start : start + ENCODE_AT_ONCE]
             texts = [renderer.render(record, form) for record in batch]
-            cut += self._tokenize(batch, texts, rows)
+            cut += self._tokenize(batch, texts, rows, self.seq_len)
         self._report(part, form, rows, cut, renderer)
+        return rows
+
+    def _encode_pairs(self, records: Sequence[Record], part: str, form: RowForm, renderer: Renderer) -> list[Row]:
+        """A row per pair, both answers in it. A pair that is longer than seq_len keeps its place, and is cut and not learned: half of an answer is another one."""
+        of_rejected = Renderer(self.tokenizer, self.settings)  # what rows hold and nobody reads is counted once
+        rows: list[Row] = []
+        cut = alike = 0
+        for start in range(0, len(records), ENCODE_AT_ONCE):
+            batch = records[start : start + ENCODE_AT_ONCE]
+            texts: list[list[Text]] = [[], []]
+            for record in batch:
+                for place, (side, of_side) in enumerate(samples.sides(record, form)):
+                    texts[place].append((renderer, of_rejected)[place].render(side, of_side))
+            answers: list[list[Row]] = [[], []]
+            for side_texts, side_rows in zip(texts, answers, strict=True):
+                self._tokenize(batch, side_texts, side_rows, most=None)
+            for chosen, rejected in zip(*answers, strict=True):
+                row = _pair(chosen, rejected, self.seq_len)
+                cut += len(chosen.tokens) + len(rejected.tokens) > self.seq_len
+                alike += chosen.tokens == rejected.tokens
+                rows.append(row)
+        self._report(part, form, rows, 0, renderer)
+        if cut:
+            self.note(
+                f"{part} data: {cut} of {len(rows)} pairs are longer than seq_len {self.seq_len}, both answers together; they keep their place and teach nothing"
+            )
+        if alike:
+            self.note(f"{part} data: both answers of {alike} of {len(rows)} pairs are the same; they teach nothing")
         return rows
 
     def _report(self, part: str, form: RowForm, rows: Sequence[Row], cut: int, renderer: Renderer) -> None:
@@ -177,8 +209,8 @@ class Encoder:
         for note in renderer.how(form):
             self.note(f"{part} data: {note}")
 
-    def _tokenize(self, records: Sequence[Record], texts: Sequence[Text], rows: list[Row]) -> int:
-        """Append a row per text; returns how many were cut to seq_len."""
+    def _tokenize(self, records: Sequence[Record], texts: Sequence[Text], rows: list[Row], most: int | None) -> int:
+        """Append a row per text, of at most so many tokens; returns how many were cut."""
         cut = 0
         end = self.tokenizer.eos_token_id
         for special in (False, True):
@@ -202,11 +234,23 @@ class Encoder:
                     trained[-1] = 1
                 if not tokens:
                     tokens, trained = [end or 0], bytearray(1)
-                cut += len(tokens) > self.seq_len
+                cut += most is not None and len(tokens) > most
                 trained[0] = 0
-                row_tokens = array("i", tokens[: self.seq_len])
-                rows.append(Row(row_tokens, bytes(trained[: self.seq_len]), (record.index,)))
+                rows.append(Row(array("i", tokens[:most]), bytes(trained[:most]), (record.index,)))
         return cut
+
+
+def _pair(chosen: Row, rejected: Row, most: int) -> Row:
+    """Two answers as one row. Where both together have more than `most` tokens, or one has none that counts, nothing of the pair counts."""
+    lengths = [len(chosen.tokens), len(rejected.tokens)]
+    is_whole = sum(lengths) <= most
+    if not is_whole:
+        lengths[0] = min(lengths[0], max(most // 2, most - lengths[1]))
+        lengths[1] = min(lengths[1], most - lengths[0])
+    tokens = chosen.tokens[: lengths[0]] + rejected.tokens[: lengths[1]]
+    counts = is_whole and any(chosen.trained) and any(rejected.trained)
+    trained = chosen.trained + rejected.trained if counts else bytes(sum(lengths))
+    return Row(tokens, trained, chosen.sources, (0, lengths[0]))
 
 
 def special_ids(tokenizer: Any) -> frozenset[int]:

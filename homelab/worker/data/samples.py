@@ -5,6 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import itertools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,9 +57,63 @@ def sample(record: Record, form: RowForm) -> Sample:
             error = row_forms.missing(record.fields, form.columns[part], settings="format, text_column or columns")
             raise WorkerError(error.message, where=record.where, hint=error.hint)
     used = frozenset(form.columns[part] for part in form.required)
+    if form.kind == row_forms.PREFERENCE:
+        read = [sample(*side) for side in sides(record, form)]
+        return dataclasses.replace(read[0], used=read[0].used | used, must_be_chat=any(one.must_be_chat for one in read))
     if form.kind == row_forms.TEXT:
         return Sample(completion=messages.text(record.fields[form.columns["text"]], record.where, form.columns["text"]), used=used)
     return _chat(record, form, used) if form.kind == row_forms.CHAT else _pair(record, form, used)
+
+
+def sides(record: Record, form: RowForm) -> list[tuple[Record, RowForm]]:
+    """A row with a preference as two rows of a prompt and a completion, the chosen one first, each with how it is read.
+
+    An answer that is a whole conversation has its prompt in it: what both begin with. Raises WorkerError where one of them is missing, or both are one.
+    """
+    for part in form.required:
+        if form.columns[part] not in record.fields:
+            error = row_forms.missing(record.fields, form.columns[part], settings="columns")
+            raise WorkerError(error.message, where=record.where, hint=error.hint)
+    answers = [_opened(record, form.columns[part]) for part in form.required]
+    named = form.columns.get("prompt")
+    prompt = _opened(record, named) if named in record.fields else None
+    conversations = [answer for answer in answers if isinstance(answer, list)]
+    first = [answer[0] for answer in conversations if answer and isinstance(answer[0], dict)]
+    begins_with_prompt = any(message.get("role", message.get("from")) in ("system", "user", "human") for message in first)
+    if prompt is None or (len(conversations) == 2 and begins_with_prompt):
+        if len(conversations) < 2:
+            raise WorkerError(
+                "the row has no prompt: its answers are no conversations", where=record.where,
+                hint='give each row a "prompt", or name its column: [data] columns = { prompt = "..." } in the recipe',
+            )  # fmt: skip
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*answers, strict=False)))
+        same = min(same, *(len(answer) - 1 for answer in answers))
+        if same <= 0:
+            raise WorkerError(
+                "chosen and rejected do not begin with the same prompt", where=record.where,
+                hint='both begin with the same messages and differ in their last answers; or give the question once, as "prompt"',
+            )  # fmt: skip
+        prompt, answers = answers[0][:same], [answer[same:] for answer in answers]
+    asked = named or "prompt"
+    of_both = {name: value for name, value in record.fields.items() if name not in (asked, *(form.columns[part] for part in form.required))}
+    columns = {part: column for part, column in form.columns.items() if part not in form.required} | {"prompt": asked}
+    return [
+        (
+            Record(record.index, record.where, {**of_both, asked: prompt, form.columns[part]: answer}),
+            RowForm("preference", row_forms.PAIR, {**columns, "completion": form.columns[part]}),
+        )
+        for part, answer in zip(form.required, answers, strict=True)
+    ]
+
+
+def _opened(record: Record, column: str) -> Any:
+    """A cell, or the conversation whose JSON text it is."""
+    value = record.fields[column]
+    if isinstance(value, str) and value.lstrip()[:2] in ("[{", "[ "):
+        with contextlib.suppress(ValueError):
+            opened = json.loads(value)
+            return opened if isinstance(opened, list) else value
+    return value
 
 
 def _chat(record: Record, form: RowForm, used: frozenset[str]) -> Sample:

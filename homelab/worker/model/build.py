@@ -21,6 +21,7 @@ from homelab.worker.model import (
     grouped_queries,
     inspection,
     model_dropout,
+    pair_loss,
     quantised_cache,
     stored_weights,
     trained_weights,
@@ -58,6 +59,8 @@ def load_model(task: Task, path: str, note: Note, part: LoadedPart = WHOLE) -> A
         enable_checkpointing(model)
     if train.fused_loss and part.has_loss:
         _fuse_loss(model, task, note)
+    if task.objective is not None and part.has_loss:
+        pair_loss.install(model, task.objective)
     if method.kind != "full":
         model = add_adapters(model, method, task.train.seed)
     trained_weights.freeze_unreached(model, note)

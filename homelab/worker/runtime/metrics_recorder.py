@@ -96,11 +96,14 @@ class Recorder:
         values = {"save_s": save_s, "checkpoint_bytes": size_bytes, "in_background": in_background}
         self._metric({"kind": "save", "time": time.time(), **where, **values})
 
-    def evaluation(self, step: int, loss: float) -> None:
-        """Record the loss per token over the held-out rows (rank 0 only)."""
+    def evaluation(self, step: int, loss: float, pairs: Mapping[str, float]) -> dict[str, float | None]:
+        """Record the loss over the held-out rows (rank 0 only): per token, or of a pair with its `margin` and `accuracy`; the figures as they are written."""
         where = {"attempt": self.task.attempt, "rank": self.task.rank, "step": step}
-        values = {"eval_loss": loss, "eval_perplexity": perplexity(loss)}
+        values = {"eval_loss": loss, "eval_perplexity": None if pairs else perplexity(loss)}
+        if pairs:
+            values |= {"eval_margin": pairs["margin"], "eval_accuracy": pairs["accuracy"]}
         self._metric({"kind": "eval", "time": time.time(), **where, **values})
+        return values
 
     def error(self, parts: Mapping[str, str | bool]) -> None:
         """error.json: why this rank stopped, in three parts; and `needs_launch` where its fix is a new training."""

@@ -18,7 +18,7 @@ from homelab.shared.law.limits import Limits
 from homelab.shared.law.speed import Speed
 from homelab.shared.law.stage import Stage
 from homelab.shared.protocol import layout
-from homelab.shared.recipe import Checkpoint, Data, Method, Model, Parallel, Tracking, Train
+from homelab.shared.recipe import Checkpoint, Data, Method, Model, Objective, Parallel, Tracking, Train
 from homelab.worker.balancing.balancer import Balance
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime.recipe import section
@@ -71,6 +71,11 @@ class Task:
     parallel = _section(Parallel)
     checkpoint = _section(Checkpoint)
     tracking = _section(Tracking)
+
+    @cached_property
+    def objective(self) -> Objective | None:
+        """What is learned from pairs of answers; None: the next token is."""
+        return section(Objective, self.run["recipe"]) if self.run["recipe"].get("objective") else None
 
     @cached_property
     def ranks(self) -> tuple[Rank, ...]:
@@ -227,6 +232,8 @@ def _check(task: Task, plan_file: Path) -> None:
         raise WorkerError(message, where=str(plan_file), hint=hint)
     for kind in (Model, Data, Method, Train, Parallel, Checkpoint, Tracking):
         section(kind, task.run["recipe"], str(task.run_dir / layout.RUN_JSON), whole=kind in (Model, Data, Method, Train))
+    if task.run["recipe"].get("objective"):
+        section(Objective, task.run["recipe"], str(task.run_dir / layout.RUN_JSON), whole=True)
     batch = task.train.global_batch
     if sum(task.shares) != batch or min(task.shares) < 0:
         raise WorkerError(f"the shares {list(task.shares)} do not add up to global_batch {batch}", where=str(plan_file), hint=hint)

@@ -16,7 +16,7 @@ import torch
 
 from homelab.worker.balancing.balancer import Balance
 from homelab.worker.checkpoints import optimizer_state, weights
-from homelab.worker.data.batches import Batch, Form, StepBatches, copied, stand_in
+from homelab.worker.data.batches import Batch, Form, StepBatches, copied
 from homelab.worker.data.encoding import Row
 from homelab.worker.model.pretrained import WHOLE, LoadedPart
 from homelab.worker.runtime.step_timer import StepTimer
@@ -102,7 +102,7 @@ class Strategy:
         """The summed loss of these batches, 0 on a rank that computes none. Collective."""
         device, summed = next(model.parameters()).device, 0.0
         with self.evaluating(model, len(batches)) as passes:
-            for batch in [*batches, *[form.batch([stand_in(form.pad)], packed=False)] * (passes - len(batches))]:
+            for batch in [*batches, *[form.stand_in(packed=False)] * (passes - len(batches))]:
                 (inputs,) = copied([batch], device, pin=device.type == "cuda")
                 # num_items_in_batch = 1 makes the model's loss a sum.
                 summed += float(model(**inputs, num_items_in_batch=torch.tensor(1, device=device)).loss)

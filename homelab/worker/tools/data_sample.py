@@ -82,7 +82,7 @@ def _of_all(
         form = samples.form_of(rows[0], settings)
     except WorkerError as error:
         bad.append(plain(error))
-        return {}
+        return {"form": row_forms.PREFERENCE} if row_forms.has_preference(rows[0].fields) else {}
     figures = _of_rows(rows, form, settings, seq_len, tokenizer, bad)
     if figures.get("tokens_sampled"):
         figures |= _longest(rows, file, settings, tokenizer, figures)
@@ -97,7 +97,8 @@ def _of_rows(
     """The form of all rows, and the tokens of some."""
     checked = Renderer(None, settings)
     good = _without_bad(rows, lambda row: checked.sample(row, form), bad)
-    needed = form.kind == row_forms.CHAT or (form.kind == row_forms.PAIR and any(checked.sample(row, form).must_be_chat for row in good))
+    is_chat = form.kind in (row_forms.PAIR, row_forms.PREFERENCE) and any(checked.sample(row, form).must_be_chat for row in good)
+    needed = form.kind == row_forms.CHAT or is_chat
     figures: dict[str, Any] = {"form": form.kind, "read_as": form.said, "needs_chat_template": needed}
     if tokenizer is None or not good or (needed and not tokenizer.chat_template):
         return figures

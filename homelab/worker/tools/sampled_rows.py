@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from homelab.shared.protocol import row_forms
 from homelab.worker.data import readers as reading
 from homelab.worker.data import samples
 from homelab.worker.data.chat_templates import Renderer
@@ -77,9 +78,14 @@ def previews(rows: Sequence[Record], settings: dict[str, Any], tokenizer: Any, c
     shown = []
     for row in rows[:count]:
         with contextlib.suppress(WorkerError):  # a row that is refused is reported elsewhere
-            text = renderer.render(row, form)
-            edges = [0, *(edge for span in text.spans for edge in span), len(text.text)]
-            texts = [_short(text.text[start:end]) for start, end in itertools.pairwise(edges)]
+            texts: list[str] = []
+            is_pair = form.kind == row_forms.PREFERENCE
+            sides = samples.sides(row, form) if is_pair else [(row, form)]
+            for name, (side, of_side) in zip(("[better]\n", "[other]\n") if is_pair else ("",), sides, strict=True):
+                text = renderer.render(side, of_side)
+                edges = [0, *(edge for span in text.spans for edge in span), len(text.text)]
+                pieces = [_short(text.text[start:end]) for start, end in itertools.pairwise(edges)]
+                texts = [*texts[:-1], "\n".join([*texts[-1:], name + pieces[0]]), *pieces[1:]]
             lengths = itertools.accumulate(map(len, texts))
             count = min(_MOST_TEXTS, max(2, sum(length <= _ROW_CHARACTERS for length in lengths)))
             texts = texts[:count] if count >= len(texts) else [*texts[: count // 2 * 2], " [...]"]

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from homelab.worker.balancing.balancer import Balance
-from homelab.worker.data.batches import Form, loss_tokens
+from homelab.worker.data.batches import Form
 from homelab.worker.data.encoding import Row
 from homelab.worker.errors import TrainingError
+from homelab.worker.model import pair_loss
 from homelab.worker.runtime import process_group
 from homelab.worker.strategies.base import Strategy
 
@@ -31,8 +32,11 @@ class EvaluationHooks:
 
 
 @torch.no_grad()
-def held_out_loss(model: Any, rows: Sequence[Row], balance: Balance, rank: int, form: Form, hooks: EvaluationHooks) -> float:
-    """Mean cross entropy per token (nats) over all rows. Sums and counts are added over ranks, so how the rows are split does not matter.
+def held_out_loss(
+    model: Any, rows: Sequence[Row], balance: Balance, rank: int, form: Form, hooks: EvaluationHooks
+) -> tuple[float, dict[str, float]]:
+    """Mean cross entropy per token (nats) over all rows, or mean loss of a pair. Sums and counts are added over ranks, so how the rows are split does not
+    matter. The second has the pairs' mean lead ("margin") and the part whose better answer the model finds better ("accuracy"); empty without an objective.
 
     Collective: every rank calls it. A rank may have no row.
     """
@@ -40,12 +44,15 @@ def held_out_loss(model: Any, rows: Sequence[Row], balance: Balance, rank: int, 
     of_rank = hooks.strategy.counting_rank
     own_rows = [rows[row] for row in balance.rows_of([len(row.tokens) for row in rows], of_rank)]
     cuts = balance.passes_of([len(row.tokens) for row in own_rows], of_rank)
-    batches = [form.batch([own_rows[row] for row in cut], packed=False) for cut in cuts]
-    batches = [batch for batch in batches if loss_tokens(batch)]
-    counted = sum(map(loss_tokens, batches)) if rank == of_rank else 0
+    # The sum of all passes is divided by the rows that count: also what is a mean over tokens.
+    learned = form.learned(rows) / max(1, sum(map(form.count, rows)))
+    batches = [form.batch([own_rows[row] for row in cut], packed=False, learned=learned) for cut in cuts]
+    batches = [batch for batch in batches if form.counted(batch)]
+    counted = sum(map(form.counted, batches)) if rank == of_rank else 0
     summed = hooks.strategy.evaluate(model, batches, form, hooks.after_pass)
     hooks.wait()
-    everyone = process_group.gather([summed, float(counted)])
+    pairs = (0.0, 0.0) if form.objective is None else pair_loss.figures_of(model).take()
+    everyone = process_group.gather([summed, float(counted), *pairs])
     total, count = (sum(values[part] for values in everyone) for part in (0, 1))
     if count == 0:
         raise TrainingError(
@@ -62,4 +69,7 @@ def held_out_loss(model: Any, rows: Sequence[Row], balance: Balance, rank: int, 
             hint="lower [train] learning_rate, or train in fp32 or bf16; the last checkpoint is kept",
             needs_launch=True,
         )
-    return total / count
+    if form.objective is None:
+        return total / count, {}
+    lead, better = (sum(values[part] for values in everyone) for part in (2, 3))
+    return total / count, {"margin": lead / count, "accuracy": better / count}

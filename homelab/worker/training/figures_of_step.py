@@ -13,8 +13,8 @@ from homelab.worker.errors import TrainingError
 class Figures(NamedTuple):
     """What a rank tells the others after its passes of a step, as numbers in one collective.
 
-    `counted`: tokens with loss in its own rows; `expected`: in the whole batch. `waited_s`: for communication, in the step before. `since_save`: as
-    `Interval.numbers` gives them.
+    `counted`: tokens with loss in its own rows, or pairs; `expected`: in the whole batch. `waited_s`: for communication, in the step before. `since_save`: as
+    `Interval.numbers` gives them. `lead`, `better`: of its own pairs, summed (`PairFigures.take`); 0 without an objective.
     """
 
     loss: float
@@ -23,14 +23,16 @@ class Figures(NamedTuple):
     waited_s: float
     since_save: list[float]
     report: Report | None
+    lead: float = 0.0
+    better: float = 0.0
 
     def numbers(self) -> list[float]:
-        return [*self[:4], *self.since_save, *(self.report.numbers() if self.report else [0.0] * REPORT_NUMBERS)]
+        return [*self[:4], self.lead, self.better, *self.since_save, *(self.report.numbers() if self.report else [0.0] * REPORT_NUMBERS)]
 
     @classmethod
     def of(cls, numbers: list[float]) -> Figures:
-        loss, counted, expected, waited_s, *rest = numbers
-        return cls(loss, int(counted), int(expected), waited_s, rest[:NUMBERS], Report.of(rest[NUMBERS:]))
+        loss, counted, expected, waited_s, lead, better, *rest = numbers
+        return cls(loss, int(counted), int(expected), waited_s, rest[:NUMBERS], Report.of(rest[NUMBERS:]), lead, better)
 
 
 def refuse_other_batch(everyone: Sequence[Figures], *, step: int, rank: int) -> None:

@@ -88,7 +88,7 @@ class Run:
         self.checkpointing = Checkpointing(task, recorder, self.curves, self.best, rows)
         if task.rank == 0 and task.tracking.tensorboard:
             self.tensorboard = TensorBoard(task.run_dir / "tensorboard", self.curves, task.resume_step)
-        trainer = self._trainer(model, data.train, is_joined)
+        trainer = self._trainer(model, data, is_joined)
         gc.freeze()  # the Trainer collects before its first step, and would look at all that was imported: a sixth of a second and more
         try:
             trainer.train(resume_from_checkpoint=str(resume) if resume else None)
@@ -144,15 +144,17 @@ class Run:
             self.recorder.note(f"rows of different length are padded: {why_padded}")
         return is_joined
 
-    def _trainer(self, model: Any, rows: list[Row], is_joined: bool) -> ShareTrainer:
+    def _trainer(self, model: Any, data: EncodedData, is_joined: bool) -> ShareTrainer:
         from homelab.worker.data.batches import Form
         from homelab.worker.model import fused_loss, row_limits
+        from homelab.worker.training import reference_pass
         from homelab.worker.training.arguments import training_arguments
         from homelab.worker.training.trainer import Hooks, ShareTrainer
 
         task, steps, strategy = self.task, self.recorder.total_steps, self.strategy
-        form = Form(row_limits.padding_id(self.tokenizer, self.limits.ids), is_joined, fused_loss.takes_labelled(model))
-        batches = strategy.batches(rows, steps=steps, balance=self.balance, form=form)
+        form = Form(row_limits.padding_id(self.tokenizer, self.limits.ids), is_joined, fused_loss.takes_labelled(model), task.objective)
+        reference_pass.fill(model, [*data.train, *data.held_out], task, self.balance, form, self.recorder)
+        batches = strategy.batches(data.train, steps=steps, balance=self.balance, form=form)
         return ShareTrainer(
             model=model,
             args=training_arguments(task, steps, strategy.arguments(), self.recorder.note),
@@ -222,7 +224,8 @@ class Run:
             "step": step,
             "epoch": item.epoch + (item.step % per_epoch + 1) / per_epoch,
             "loss": trainer.step_loss,
-            "perplexity": perplexity(trainer.step_loss),
+            "perplexity": perplexity(trainer.step_loss) if task.objective is None else None,
+            **trainer.pairs,
             "learning_rate": trainer.learning_rate,
             "grad_norm": trainer.grad_norm if math.isfinite(trainer.grad_norm) else None,
             "tokens": item.input_tokens,
@@ -239,7 +242,7 @@ class Run:
         self.recorder.train(line)
         self.curves.train(line, time.time())
         if self.tensorboard:
-            names = ("loss", "perplexity", "learning_rate", "grad_norm", "tokens_per_s", "step_s", "communication_s")
+            names = ("loss", "perplexity", "learning_rate", "grad_norm", "tokens_per_s", "step_s", "communication_s", *trainer.pairs)
             self.tensorboard.write(step, {f"train/{name}": line[name] for name in names})
 
     def _evaluate(self, trainer: ShareTrainer, step: int) -> None:
@@ -253,14 +256,14 @@ class Run:
 
         world_size = self.task.world_size
         hooks = EvaluationHooks(trainer.strategy, self.recorder.sign, lambda: process_group.wait_for_all(f"evaluated/{step}", world_size))
-        loss = held_out_loss(trainer.model, self.held_out, self.balance, self.task.rank, trainer.train_dataset.form, hooks)
+        loss, pairs = held_out_loss(trainer.model, self.held_out, self.balance, self.task.rank, trainer.train_dataset.form, hooks)
         with self.checkpointing.parting.changing() if trainer.strategy.saves_alone else contextlib.nullcontext():
             self.curves.evaluation(step, loss, time.time())
             self.best.evaluated(step, lambda: trainer.strategy.whole_weights(trainer.model))
         if self.task.rank == 0:
-            self.recorder.evaluation(step, loss)
+            figures = self.recorder.evaluation(step, loss, pairs)
             if self.tensorboard:
-                self.tensorboard.write(step, {"eval/loss": loss, "eval/perplexity": perplexity(loss)})
+                self.tensorboard.write(step, {name.replace("_", "/", 1): value for name, value in figures.items()})
         self.evaluate_s = time.perf_counter() - start_s
 
     def _stop_early(self, step: int) -> None:

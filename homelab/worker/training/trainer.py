@@ -33,8 +33,9 @@ from transformers.trainer_callback import PrinterCallback
 from homelab.shared.law.checkpoint_interval import Interval
 from homelab.worker.balancing.balancer import Rebalancing, Report
 from homelab.worker.balancing.speed_meter import SpeedMeter
-from homelab.worker.data.batches import StepBatches, StepItem, copied, loss_tokens
+from homelab.worker.data.batches import StepBatches, StepItem, copied
 from homelab.worker.errors import TrainingError, WorkerError
+from homelab.worker.model import pair_loss
 from homelab.worker.runtime.step_timer import StepTimer
 from homelab.worker.runtime.task import Task
 from homelab.worker.strategies.base import Strategy
@@ -76,6 +77,7 @@ class ShareTrainer(Trainer):
         self._expected_s = math.nan
         self.step_s = math.nan
         self.step_loss = math.nan
+        self.pairs: dict[str, float] = {}
         self.grad_norm = math.nan
         self.learning_rate = math.nan
         trainer_members.refuse_other(Trainer, places_model=self.strategy.places_model)
@@ -129,11 +131,12 @@ class ShareTrainer(Trainer):
         own_loss = self.strategy.run_passes(self, model, inputs, num_items_in_batch)
         # A stage of a pipeline sees the whole batch; the one that counts it has its rows as its own. Counted on the CPU: a tensor on a card would need a wait.
         assert self.item is not None
-        counted = sum(loss_tokens(batch) for batch in self.item.micro_batches) if self.item.sources else 0
+        counted = sum(map(self.train_dataset.form.counted, self.item.micro_batches)) if self.item.sources else 0
         is_asked = self.task.is_keeper and self.task.save_request.exists()
         since_save = self.interval.numbers(time.perf_counter(), self.step_s, is_asked=is_asked)
         self.hooks.before_vote(self)
-        own = Figures(own_loss, counted, inputs.loss_tokens, self._waited_s, since_save, self._report(inputs))
+        lead, better = (0.0, 0.0) if self.task.objective is None else pair_loss.figures_of(self.model).take()
+        own = Figures(own_loss, counted, inputs.loss_tokens, self._waited_s, since_save, self._report(inputs), lead, better)
         everyone = [Figures.of(numbers) for numbers in self.clock.gather(own.numbers())]
         figures_of_step.refuse_other_batch(everyone, step=self.item.step + 1, rank=self.task.rank)
         losses = [figures.loss for figures in everyone]
@@ -145,6 +148,9 @@ class ShareTrainer(Trainer):
             self.wait_s.append(self.step_s - self._expected_s - self.sync_s[-1])
         self._expected_s = math.nan if None in self.reports else max(report.measured_s for report in self.reports if report)
         self.step_loss = sum(losses)
+        if self.task.objective is not None:
+            sums = [sum(figures.lead for figures in everyone), sum(figures.better for figures in everyone)]
+            self.pairs = {name: value / max(1, inputs.loss_tokens) for name, value in zip(("margin", "accuracy"), sums, strict=True)}
         bad = [rank for rank, value in enumerate(losses) if not math.isfinite(value)]
         if bad:
             raise self.not_a_number("the loss", bad)

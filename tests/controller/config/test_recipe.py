@@ -48,6 +48,42 @@ def test_defaults(tmp_path: Path) -> None:
     assert recipe.data.completion_only and not recipe.data.packing
 
 
+PAIRS = GOOD + '[objective]\nkind = "dpo"\n'
+
+
+def test_an_objective_makes_rows_pairs_and_another_training(tmp_path: Path) -> None:
+    recipe = load(tmp_path, PAIRS)
+    assert recipe.data is not None and recipe.objective is not None and recipe.data.format == "preference"
+    digests = ("train:abc",)
+    written = parse_recipe(recipe.model_dump(mode="json"), strict=False)
+    assert written == recipe and written.law_hash(digests) == recipe.law_hash(digests) != load(tmp_path, GOOD).law_hash(digests)
+    assert load(tmp_path, PAIRS + "beta = 0.2\n").law_hash(digests) != recipe.law_hash(digests)
+    assert load(tmp_path, PAIRS.replace("[method]", 'columns = { prompt = "q", chosen = "a", rejected = "b" }\n[method]'))
+    assert load(tmp_path, PAIRS.replace("[method]", 'columns = { prompt = "q" }\n[method]'))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (PAIRS.replace("[method]", 'format = "chat"\n[method]'), 'set it to "preference"'),
+        (PAIRS.replace("[method]", "packing = true\n[method]"), "a pair stays together"),
+        (PAIRS.replace("[method]", "completion_only = false\n[method]"), "the answers are compared"),
+        (PAIRS.replace("[train]", 'backend = "unsloth"\n[train]'), "Unsloth computes its own loss"),
+        (PAIRS.replace("[method]", 'columns = { prompt = "q", completion = "a" }\n[method]'), "names `chosen` and `rejected`"),
+        (PAIRS.replace("[method]", 'columns = { messages = "q" }\n[method]'), "names `chosen` and `rejected`"),
+        (PAIRS + "gamma = 0.5\n", '"dpo" has none'),
+        (PAIRS.replace('"dpo"', '"dpoo"'), 'Did you mean "dpo"?'),
+        (PAIRS + "beta = 0\n", "beta"),
+        (GOOD.replace("[method]", 'format = "preference"\n[method]'), "add [objective]"),
+        (GOOD.replace("[method]", 'columns = { chosen = "q", rejected = "a" }\n[method]'), "add [objective]"),
+        ('[script]\npath = "a.py"\n[objective]\nkind = "dpo"\n', "remove [model], [data], [method], [train] and [objective]"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_with_an_objective_is_said(tmp_path: Path, text: str, said: str) -> None:
+    found = faults(tmp_path, text)
+    assert any(said in line for line in found), found
+
+
 @pytest.mark.parametrize("file", builders.PROJECT_RECIPES, ids=lambda file: file.name)
 def test_the_recipes_of_the_project_load(file: Path) -> None:
     assert load_recipe(file)
@@ -253,7 +289,7 @@ def test_a_file_without_end_is_refused_at_once() -> None:
 
 
 SCRIPT = '[script]\npath = "train.py"\nargs = ["--x"]\n'
-SECTIONS = ["model", "data", "method", "train", "parallel", "checkpoint", "recovery", "tracking", "environment", "script"]
+SECTIONS = ["model", "data", "method", "train", "objective", "parallel", "checkpoint", "recovery", "tracking", "environment", "script"]
 
 
 @pytest.mark.parametrize(

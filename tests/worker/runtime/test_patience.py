@@ -47,7 +47,7 @@ def test_before_the_losses_are_gathered_all_have_evaluated(monkeypatch: pytest.M
         return [[6.0, 3.0]]
 
     monkeypatch.setattr(process_group, "gather", gather)
-    monkeypatch.setattr(evaluate, "loss_tokens", lambda batch: 1)
+    monkeypatch.setattr(Form, "counted", lambda form, batch: 1)
 
     class Model:
         def eval(self) -> None:
@@ -69,7 +69,7 @@ def test_before_the_losses_are_gathered_all_have_evaluated(monkeypatch: pytest.M
         Form(pad=0),
         evaluate.EvaluationHooks(strategy, lambda: happened.append("pass"), lambda: happened.append("waited")),
     )
-    assert loss == 2.0 and happened == ["pass", "waited", "gathered"]
+    assert loss == (2.0, {}) and happened == ["pass", "waited", "gathered"]
 
 
 @pytest.mark.thorough
@@ -90,15 +90,15 @@ def late() -> int:
 
     from homelab.worker.checkpoints import weights
     from homelab.worker.runtime import process_group
-    from homelab.worker.training import evaluate
+    from homelab.worker.strategies.base import Strategy
     from homelab.worker.training.train import main
     from homelab.worker.training.trainer import ShareTrainer
 
-    connect, load, restore, tokens = (
+    connect, load, restore, evaluate = (
         process_group.connect,
         weights.load_weights,
         ShareTrainer._load_optimizer_and_scheduler,
-        vars(evaluate)["loss_tokens"],
+        Strategy.evaluate,
     )
 
     def connected(task: Any) -> None:
@@ -107,15 +107,15 @@ def late() -> int:
 
     evaluated: list[bool] = []
 
-    def wait_once(batch: Any) -> int:
+    def wait_once(strategy: Strategy, *given: Any) -> float:
         if not evaluated:
             evaluated.append(True)
             time.sleep(LATE_S)
-        return tokens(batch)
+        return evaluate(strategy, *given)
 
     process_group.connect = connected
     if os.environ["HOMELAB_NODE"] == "slow":
         weights.load_weights = lambda *a: (time.sleep(LATE_S), load(*a))[1]
         ShareTrainer._load_optimizer_and_scheduler = lambda self, folder: (time.sleep(LATE_S), restore(self, folder))[1]
-        vars(evaluate)["loss_tokens"] = wait_once
+        Strategy.evaluate = wait_once
     return main()

@@ -28,6 +28,7 @@ from homelab.controller.features.preflight.data_sample import SENT_BYTES
 from homelab.shared.protocol import hub_cache
 from homelab.shared.protocol.data_rows import beginning, longest_after
 from homelab.shared.protocol.file_kind import SUFFIXES
+from homelab.shared.protocol.row_forms import PREFERENCE
 from homelab.shared.protocol.worker_messages import FileSample, SampleResult
 from homelab.shared.recipe import Model
 from homelab.shared.recipe.data import Columns
@@ -90,11 +91,18 @@ def columns_of(words: str) -> dict[str, str]:
     return {key.strip(): column.strip() for key, _, column in pairs}
 
 
-def draft(place: str, model: str, columns: Mapping[str, str] | None = None) -> TrainRecipe:
+def draft(place: str, model: str, columns: Mapping[str, str] | None = None, *, learns_pairs: bool = False) -> TrainRecipe:
     """A recipe of this data that is good enough to look at the data with: nothing in it is cut."""
     train = {"global_batch": 1, "epochs": 1, "learning_rate": 1e-4, "seq_len": _ANY_LENGTH}
     data = {"train": place, **({"columns": dict(columns)} if columns else {})}
-    return parsed({"model": {"name": model}, "data": data, "method": {"kind": "lora"}, "train": train})
+    objective = {"objective": {"kind": "dpo"}} if learns_pairs else {}
+    return parsed({"model": {"name": model}, "data": data, "method": {"kind": "lora"}, "train": train, **objective})
+
+
+def has_pairs(sample: SampleResult | None) -> bool:
+    """Whether rows were refused for saying which of two answers is better: a draft that learns pairs reads them."""
+    file = sample.files.get("train") if sample is not None else None
+    return file is not None and file.form == PREFERENCE and bool(file.rows_bad)
 
 
 def parsed(content: Mapping[str, Any]) -> TrainRecipe:
@@ -118,6 +126,8 @@ def of_file(path: Path, model: str, previews: int) -> SampleResult:
     if fault is not None:
         raise fault
     sample = here(recipe, items, previews)
+    if has_pairs(sample):
+        sample = here(draft(path.name, model or _NO_MODEL, learns_pairs=True), items, previews)
     if sample.refused:
         raise InputError(sample.refused, where=str(path), hint=homelab("data FILE --model FOLDER"))
     refuse_bad_rows(sample.files.get("train"), str(path))

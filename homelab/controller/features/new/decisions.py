@@ -11,6 +11,8 @@ Sources, by the short names that stand in a recipe:
     LIMA      Zhou et al., 2023, arXiv:2305.11206: fifteen passes over a thousand rows.
     Alpaca    Taori et al., 2023, github.com/tatsu-lab/stanford_alpaca: three passes over 52 thousand rows.
     Unsloth   unsloth.ai/docs, guide to the hyperparameters of LoRA: one to three passes, 5 to 10 % of the steps as warm-up, rank 16 or 32.
+    DPO       Rafailov et al., 2023, arXiv:2305.18290, and TRL's default beta of 0.1.
+    Handbook  huggingface/alignment-handbook, recipes/zephyr-7b-beta: pairs are learned in one pass, at a fortieth of the rate of its sft/config_qlora.yaml.
     Measured  `scripts/bench new`: 55 to 150 rows on a model of 135 million weights, the recipe beside others by hand; questions and answers gained
               until eight passes, texts until two.
 """
@@ -37,6 +39,7 @@ _BATCHES = ((250, 4), (1000, 8), (10_000, 16))  # (up to so many rows, samples o
 _BATCH_ELSE = 32
 _STEPS_WANTED, _MOST_PASSES = 300, 8
 _PASSES = ((20_000, 3), (100_000, 2))
+_STEPS_OF_PAIRS, _MOST_PASSES_OF_PAIRS, _RATE_OF_PAIRS = 150, 3, 1 / 40
 _WARMUP = 0.05
 _HELD_OUT, _HELD_OUT_MOST, _HELD_OUT_LEAST, _ROWS_TO_HOLD_OUT = 0.1, 400, 4, 20
 _EVALUATIONS = (4, 20)
@@ -47,18 +50,20 @@ _SEQ_STEP, _SEQ_LEAST = 64, 128
 
 @dataclass(frozen=True)
 class Rows:
-    """The data: rows, tokens of the longest and of all rows, and the part of these that is learned. `is_counted`: by the model's tokenizer."""
+    """The data: rows, tokens of the longest and of all rows, and the part of these that is learned. `is_counted`: by the model's tokenizer. `are_pairs`: of
+    answers, of which one is better."""
 
     count: int
     longest: int
     tokens: int
     loss_part: float
     is_counted: bool
+    are_pairs: bool = False
 
     @property
     def words(self) -> str:
-        """1 row, 55 rows."""
-        return f"{self.count} row{'' if self.count == 1 else 's'}"
+        """1 row, 55 rows, 55 pairs."""
+        return f"{self.count} {'pair' if self.are_pairs else 'row'}{'' if self.count == 1 else 's'}"
 
     @property
     def few(self) -> str:
@@ -93,21 +98,29 @@ class Decision:
         return f"{self.section}.{self.key}"
 
 
+_OBJECTIVE = (
+    Decision("objective", "kind", "dpo", "each row says which of two answers is better (DPO)"),
+    Decision("objective", "beta", 0.1, "how far the model may move from its base; the usual value (DPO)"),
+)
+
+
 def of_training(rows: Rows, base: Base, kind: str, ranks: int) -> tuple[Decision, ...]:
     """[train] and the adapters of [method] for a method of this kind on so many ranks, in the order of the file."""
     batch = _batch(rows, ranks)
     held_out = _held_out(rows)
     trained = rows.count - (max(round(rows.count * held_out), 1) if held_out else 0)
     samples = cast(int, batch.value)
-    epochs = _epochs(trained, samples)
+    epochs = _passes_of_pairs(trained, samples) if rows.are_pairs else _epochs(trained, samples)
     passes = cast(int, epochs.value)
     steps = passes * order.steps_per_epoch(trained, samples)
+    rate = _rate(base, kind, steps)
     return (
+        *(_OBJECTIVE if rows.are_pairs else ()),
         *_evaluation(rows, held_out, passes, steps),
         *(_adapters(rows, base, passes) if kind != "full" else ()),
         batch,
         epochs,
-        _rate(base, kind, steps),
+        _of_pairs(rate) if rows.are_pairs else rate,
         Decision("train", "warmup_steps", max(1, round(_WARMUP * steps)), f"5 % of the {steps} steps (Unsloth)"),
         Decision("train", "schedule", "cosine", "the rate falls to zero at the end, so the last steps settle (Unsloth)"),
         _seq_len(rows, base),
@@ -135,6 +148,25 @@ def _epochs(rows: int, batch: int) -> Decision:
         enough = f"make {_STEPS_WANTED} steps" if for_steps < _MOST_PASSES else "are the most that help"
         return Decision("train", "epochs", for_steps, f"rows to learn from are few ({rows}): so many passes {enough} (LIMA, Measured)")
     return Decision("train", "epochs", passes, f"one to three passes are usual, fewer the more rows there are: {rows} (Alpaca, Unsloth)")
+
+
+def _passes_of_pairs(rows: int, batch: int) -> Decision:
+    passes = min(_MOST_PASSES_OF_PAIRS, math.ceil(_STEPS_OF_PAIRS * batch / rows))
+    if passes > 1:
+        return Decision(
+            "train", "epochs", passes, f"pairs are few ({rows}): one pass is usual, and these make about {_STEPS_OF_PAIRS} steps (Handbook)"
+        )
+    return Decision("train", "epochs", 1, "one pass is usual for pairs (Handbook)")
+
+
+def _of_pairs(rate: Decision) -> Decision:
+    tidy = _tidy(cast(float, rate.value) * _RATE_OF_PAIRS)
+    return Decision(
+        "train",
+        "learning_rate",
+        tidy,
+        f"a fortieth of the rate {rate.reason.partition(',')[0]}: a larger one leaves the language (Handbook)",
+    )
 
 
 def _rate(base: Base, kind: str, steps: int) -> Decision:

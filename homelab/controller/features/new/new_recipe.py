@@ -128,8 +128,8 @@ def _verdict(chosen: Attempt, seen: Seen) -> Verdict:
     return verdict.of(chosen.plan, chosen.recipe, inputs=chosen.inputs, others=others, offline=not seen.inputs.facts)
 
 
-def _look(wish: Wish, model: str, cluster: Cluster | None, say: Say) -> Seen:
-    draft = data_look.draft(place(wish), model, wish.columns)
+def _look(wish: Wish, model: str, cluster: Cluster | None, say: Say, *, learns_pairs: bool = False) -> Seen:
+    draft = data_look.draft(place(wish), model, wish.columns, learns_pairs=learns_pairs)
     items = inputs.of_recipe(draft, wish.output)
     fault = data_files.fault(items)
     if fault is not None:
@@ -158,6 +158,8 @@ def _look(wish: Wish, model: str, cluster: Cluster | None, say: Say) -> Seen:
         local = data_look.here(draft, items, _PREVIEWS)
         if sample is None or sample.refused or any(file.sum_tokens for file in local.files.values()):
             sample = local
+    if data_look.has_pairs(sample) and not learns_pairs and not wish.columns:
+        return _look(wish, model, cluster, say, learns_pairs=True)
     seen = Seen(sample, tuple(items), plan_inputs, tuple(notes))
     data_look.refuse_bad_rows(seen.file, wish.data, wish.columns)
     seen = Seen(sample, tuple(items), plan_inputs, (*notes, *_uncounted(seen)))
@@ -191,7 +193,7 @@ def with_model(seen: Seen, name: str, wish: Wish) -> Seen:
     """The same for another model: its rows have about as many tokens."""
     return _with_config(
         dataclasses.replace(seen, inputs=dataclasses.replace(seen.inputs, config=None)),
-        data_look.draft(place(wish), name, wish.columns),
+        data_look.draft(place(wish), name, wish.columns, learns_pairs=seen.learns_pairs),
         wish,
     )
 

@@ -20,7 +20,7 @@ from homelab.controller.base.errors import InputError
 from homelab.controller.base.sanitize import plain
 from homelab.controller.features.new.decisions import Decision
 
-_SECTIONS = ("model", "data", "method", "train", "parallel", "checkpoint", "tracking")
+_SECTIONS = ("model", "data", "objective", "method", "train", "parallel", "checkpoint", "tracking")
 _RECORD = "# Decided: "
 HEAD = "# `homelab new` wrote this"
 _WIDTH, _MOST_WIDE = 100, 40

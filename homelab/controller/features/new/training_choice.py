@@ -25,6 +25,7 @@ from homelab.controller.planning.model import model_config
 from homelab.controller.planning.speed.dataset_size import BYTES_PER_TOKEN
 from homelab.controller.planning.types import Plan
 from homelab.controller.planning.work.job import shape_of
+from homelab.shared.protocol.row_forms import PREFERENCE
 from homelab.shared.protocol.worker_messages import FileSample, SampleResult
 
 _FOUR_BITS_COST = 1.25  # a base in 4 bits has to be so much faster, because rounding it costs a little of the result
@@ -63,6 +64,11 @@ class Seen:
     def on(self, cluster: Cluster) -> Seen:
         """The same data for other machines, of which only cluster.toml is known."""
         return dataclasses.replace(self, inputs=dataclasses.replace(self.inputs, cluster=cluster, facts={}))
+
+    @property
+    def learns_pairs(self) -> bool:
+        """Whether the rows say which of two answers is better."""
+        return self.file is not None and self.file.form == PREFERENCE
 
     @property
     def model(self) -> str:
@@ -126,9 +132,9 @@ def rows_of(seen: Seen) -> Rows:
     count = (counted if counted and file is not None and file.whole else item.rows) or counted or UNKNOWN_ROWS
     if file is not None and file.tokens_sampled:
         mean = file.sum_tokens / file.tokens_sampled
-        return Rows(count, file.longest_tokens, round(mean * count), file.loss_tokens / max(1, file.sum_tokens), True)
+        return Rows(count, file.longest_tokens, round(mean * count), file.loss_tokens / max(1, file.sum_tokens), True, seen.learns_pairs)
     tokens = max(count, (item.size_bytes or 0) // BYTES_PER_TOKEN)
-    return Rows(count, max(1, BYTES_PER_TOKEN * tokens // count), tokens, 0.5, False)
+    return Rows(count, max(1, BYTES_PER_TOKEN * tokens // count), tokens, 0.5, False, seen.learns_pairs)
 
 
 def choose(wish: Wish, name: str, seen: Seen, rows: Rows) -> Attempt:

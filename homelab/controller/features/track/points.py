@@ -12,11 +12,12 @@ Key = tuple[Kind, int]
 # Tag of a curve -> the key of a line in metrics.jsonl. Rank 0 speaks: the first four are the same on every rank, "rank0/" is its own share.
 _TAGS: Mapping[Kind, Mapping[str, str]] = {
     "train": {
-        "train/loss": "loss", "train/perplexity": "perplexity", "train/learning_rate": "learning_rate", "train/grad_norm": "grad_norm",
+        "train/loss": "loss", "train/perplexity": "perplexity", "train/learning_rate": "learning_rate", "train/grad_norm": "grad_norm", 
+        "train/margin": "margin", "train/accuracy": "accuracy",
         "train/epoch": "epoch", "train/step_s": "step_s", "rank0/tokens_per_s": "tokens_per_s", "rank0/communication_s": "communication_s",
         "rank0/memory_bytes": "memory_bytes",
     },
-    "eval": {"eval/loss": "eval_loss", "eval/perplexity": "eval_perplexity"},
+    "eval": {"eval/loss": "eval_loss", "eval/perplexity": "eval_perplexity", "eval/margin": "eval_margin", "eval/accuracy": "eval_accuracy"},
 }  # fmt: skip
 
 

@@ -61,6 +61,7 @@ DATA: dict[str, tuple[str, Iterable[str]]] = {
     "no spaces": ("chinese.jsonl", rows(150, lambda n: chat(f"{CHINESE}{n}", CHINESE * 4))),
     "paragraphs": ("story.txt", [f"{number} {WORDS}\n" for number in range(80)]),
     "table": ("table.csv", ()),
+    "preferences": ("preferences.jsonl", rows(500, lambda n: {"prompt": f"{n}?", "chosen": WORDS, "rejected": f"no {n}"})),
 }  # fmt: skip
 MODELS = (
     "HuggingFaceTB/SmolLM2-135M-Instruct",
@@ -197,7 +198,7 @@ def test_a_file_of_somebody_else_is_not_touched(tmp_path: Path) -> None:
     [
         ("", "empty"),
         ("nonsense\n", "not a JSON object"),
-        ('{"chosen": "a", "rejected": "b"}\n', "preference"),
+        ('{"chosen": "a", "rejected": "b"}\n', "no prompt"),
         ('{"a": 1}\n', "the row has"),
     ],
 )
@@ -278,3 +279,19 @@ def test_four_bits_have_the_true_reason(tmp_path: Path) -> None:
     wish = Wish(str(write(tmp_path, "chats")), "Qwen/Qwen3-8B", tmp_path / "r.toml", offline=True)
     made = new_recipe.make(wish, CLUSTERS["one small card"], no_say)
     assert next(one.reason for one in made.chosen.decisions if one.place == "method.kind") == training_choice._NO_ROOM_FOR_16_BITS
+
+
+def test_rows_that_say_which_answer_is_better_are_learned_as_pairs(tmp_path: Path) -> None:
+    made = new_recipe.make(
+        Wish(str(write(tmp_path, "preferences")), MODELS[0], tmp_path / "r.toml", offline=True), CLUSTERS["one small card"], no_say
+    )
+    recipe = load_recipe(tmp_path / "r.toml")
+    assert recipe.objective is not None and (recipe.objective.kind, recipe.objective.beta) == ("dpo", 0.1)
+    assert recipe.data is not None and recipe.data.format == "preference", "so that all who read rows know what they look for"
+    assert recipe.train is not None and recipe.train.learning_rate < 1e-4 and recipe.train.epochs is not None and recipe.train.epochs <= 3
+    assert made.rows.words == "500 pairs" and "format" not in (tmp_path / "r.toml").read_text()
+    chosen = new_recipe.make(
+        Wish(str(write(tmp_path, "preferences")), MODELS[0], tmp_path / "s.toml", offline=True, columns={"prompt": "prompt", "completion": "chosen"}),
+        CLUSTERS["one small card"], no_say,
+    )  # fmt: skip
+    assert chosen.chosen.recipe.objective is None, "a person may name one of the answers"

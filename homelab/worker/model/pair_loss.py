@@ -1,0 +1,122 @@
+"""A causal LM that answers a pass of pairs with the loss of an objective, whatever its own loss is.
+
+The keyword arguments of such a pass are those of `homelab.worker.data.pair_batches`. A pass without them is answered as before, so all else that asks the
+model (checks, chats) works. The pairs' losses are summed and divided by their number in the global batch: any pair may be in any pass of any rank.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from homelab.shared.protocol.memory_items import CHUNK_LOGITS
+from homelab.shared.recipe import Objective
+from homelab.worker.model import fused_loss, inspection
+from homelab.worker.objectives import losses
+from homelab.worker.objectives.pair_answers import Answers
+
+_NEVER = -1.0  # log-probability of an answer that does not count: finite for every objective
+
+
+class PairFigures:
+    """What the passes have shown since `take`, summed over pairs: their leads, and how many better answers the model finds better."""
+
+    def __init__(self) -> None:
+        self._sums: torch.Tensor | None = None
+        self.summed_answers: torch.Tensor | None = None  # of the last pass, [2 x pairs]: a reference is made of them
+
+    def add(self, lead: torch.Tensor, counts: torch.Tensor) -> None:
+        """Of one pass, [pairs] both. Nothing is waited for."""
+        sums = torch.stack([(lead * counts).sum(), ((lead > 0) * counts).sum()]).detach().double()
+        self._sums = sums if self._sums is None else self._sums + sums
+
+    def take(self) -> tuple[float, float]:
+        """(summed lead, better answers found)."""
+        sums, self._sums = self._sums, None
+        return (0.0, 0.0) if sums is None else (float(sums[0]), float(sums[1]))
+
+
+def figures_of(model: Any) -> PairFigures:
+    """Those of a model with `install`, adapted or not."""
+    figures: PairFigures = inspection.base_of(model).pair_figures
+    return figures
+
+
+def install(model: Any, objective: Objective, chunk: int | None = None) -> None:
+    """Teach the model; before adapters are added, and after `fused_loss`, whose choice decides whether all logits may exist at once."""
+    original: Callable[..., Any] = model.forward
+    in_chunks = fused_loss.takes_labelled(model)
+    tokens = chunk or max(1, CHUNK_LOGITS // model.config.get_text_config().vocab_size)
+    figures = model.pair_figures = PairFigures()
+
+    @functools.wraps(type(model).forward)
+    def forward(self: Any, *args: Any, sides: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        if sides is None:
+            return original(*args, **kwargs)
+        from transformers.modeling_outputs import CausalLMOutputWithPast
+
+        of_pairs = _OfPairs(*(kwargs.pop(name) for name in _OfPairs._fields))
+        labels, labelled, pairs = kwargs.pop("labels"), kwargs.pop("labelled"), kwargs.pop("num_items_in_batch")
+        targets = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].reshape(-1).index_select(0, labelled)
+        if in_chunks:
+            kwargs.pop("return_dict", None)
+            hidden = self.base_model(**kwargs).last_hidden_state
+            log_probabilities = _of_hidden(self, hidden.reshape(-1, hidden.shape[-1]).index_select(0, labelled), targets, tokens)
+        else:
+            logits = original(*args, **kwargs).logits
+            log_probabilities = _chosen(logits.reshape(-1, logits.shape[-1]).index_select(0, labelled), targets)
+        count = of_pairs.answer_tokens.numel()
+        # One more sum for the prompts of better answers.
+        of_side = sides == torch.arange(count + 1, device=sides.device).unsqueeze(
+            1
+        )  # an index_add on a card sums in another order each time
+        sums = torch.where(of_side, log_probabilities, 0.0).sum(1, dtype=torch.float64)  # a small difference of large sums is learned
+        figures.summed_answers = sums[:count].detach()
+        loss = of_pairs.loss(sums, objective, figures) / pairs
+        if objective.learns_answers:
+            loss = loss - ((sums[:count:2] * of_pairs.counting).sum() + sums[count]) / of_pairs.learned_tokens
+        return CausalLMOutputWithPast(loss=loss.float())
+
+    forward.__signature__ = inspect.signature(type(model).forward)  # type: ignore[attr-defined]
+    del forward.__wrapped__
+    model.forward = types.MethodType(forward, model)
+    model.takes_labelled = True
+
+
+class _OfPairs(NamedTuple):
+    """What a pass of pairs has beside its tokens, as `homelab.worker.data.pair_batches` says."""
+
+    answer_tokens: torch.Tensor
+    reference: torch.Tensor
+    counting: torch.Tensor
+    learned_tokens: torch.Tensor
+
+    def loss(self, sums: torch.Tensor, objective: Objective, figures: PairFigures) -> torch.Tensor:
+        """The summed loss of the pairs that count."""
+        of_answers = torch.where(self.counting.bool().repeat_interleave(2), sums[:-1], _NEVER)
+        better, other = (Answers(of_answers[place::2], self.answer_tokens[place::2], self.reference[place::2]) for place in (0, 1))
+        figures.add(losses.lead(better, other, objective), self.counting)
+        return (losses.of_pairs(better, other, objective) * self.counting).sum()
+
+
+def _of_hidden(model: Any, hidden: torch.Tensor, targets: torch.Tensor, chunk: int) -> torch.Tensor:
+    """[tokens]: a chunk's logits are made again in the backward pass, because its gradient depends on all of the pair."""
+    head, cap = model.get_output_embeddings(), getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+
+    def of_chunk(part: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        logits = head(part)
+        return _chosen(logits if cap is None else torch.tanh(logits / cap) * cap, wanted)
+
+    again = functools.partial(checkpoint, of_chunk, use_reentrant=False) if torch.is_grad_enabled() else of_chunk
+    return torch.cat([again(part, wanted) for part, wanted in zip(hidden.split(chunk), targets.split(chunk), strict=True)])
+
+
+def _chosen(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The log-probability (fp32, nats) of each target."""
+    return -torch.nn.functional.cross_entropy(logits.float(), targets, reduction="none")

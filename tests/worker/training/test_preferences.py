@@ -1,0 +1,139 @@
+"""The law for pairs of answers: whoever computes which pair, the training is that of one process with the same global batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.worker import harness
+from tests.worker.training.test_exactness import AFTER_ALL, COMMON, LENGTH, SHORT, assert_every_sample_once_per_epoch, assert_the_same
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+KINDS = ("dpo", "ipo", "simpo", "orpo")
+# Gradients begin above it for each objective: all are clipped.
+CLIPPED_AT = 0.005
+
+
+def pairs(count: int, most: int = 14) -> list[dict[str, str]]:
+    """Answers of different length: the better one is long in some pairs and short in others."""
+    chance = random.Random(7)
+    words = ["red", "blue", "green", "ball", "tree", "house", "river", "stone", "cloud", "sun", "moon", "star"]
+
+    def said(words_at_most: int) -> str:
+        return " ".join(chance.choice(words) for _ in range(chance.randint(1, words_at_most)))
+
+    return [{"prompt": f"Say {said(6)}:\n", "chosen": said(most), "rejected": said(most)} for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def preferences(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return harness.write_jsonl(tmp_path_factory.mktemp("pairs") / "pairs.jsonl", pairs(44))
+
+
+def recipe(kind: str, **changes: Any) -> dict[str, Any]:
+    return COMMON | LENGTH[SHORT] | {"objective__kind": kind, "method__kind": "lora", "train__max_grad_norm": CLIPPED_AT} | changes
+
+
+@pytest.fixture(scope="module")
+def one(forks: harness.Forks, tmp_path_factory: pytest.TempPathFactory, model: Path, preferences: Path) -> Callable[..., Path]:
+    """The run of one process, by objective and method."""
+    root = tmp_path_factory.mktemp("one")
+
+    def trained(kind: str, method: str = "lora") -> Path:
+        run = root / f"{kind} {method}"
+        if not run.exists():
+            harness.make_run(run, model, preferences, **recipe(kind, method__kind=method))
+            forks.train(run, 1, [12], micro_batch=5)
+        return run
+
+    return trained
+
+
+CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    **{f"{kind} on 3": (kind, "lora", {"shares": [6, 4, 2], "micro_batch": [1, 2, 3]}, {}) for kind in KINDS},
+    "dpo by zero2 on 3, one idle": ("dpo", "lora", {"shares": [8, 4, 0], "micro_batch": [3, 1, 2], "strategy": "zero2"}, {}),
+    "dpo of all weights on 2, fused loss": ("dpo", "full", {"shares": [7, 5], "micro_batch": [2, 3]}, {"train__fused_loss": True}),
+    "orpo on 2, fused loss, one idle": ("orpo", "lora", {"shares": [12, 0], "micro_batch": [5, 1]}, {"train__fused_loss": True}),
+    "simpo of all weights by zero2 on 2, checkpointed": (
+        "simpo", "full", {"shares": [3, 9], "micro_batch": [1, 4], "strategy": "zero2"}, {"train__gradient_checkpointing": True},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_training_is_that_of_one_process(
+    name: str, forks: harness.Forks, one: Callable[..., Path], tmp_path: Path, model: Path, preferences: Path
+) -> None:
+    kind, method, plan, changes = CASES[name]
+    run = harness.make_run(tmp_path / "run", model, preferences, **recipe(kind, method__kind=method, **changes))
+    forks.train(run, 1, **plan)
+    ranks = len(plan["shares"])
+    assert_the_same(run, one(kind, method), {1: (1, ranks)}, SHORT, CLIPPED_AT)
+    assert_every_sample_once_per_epoch(run, ranks, SHORT)
+    for which in ("train", "eval"):
+        prefix = "eval_" if which == "eval" else ""
+        mine, alone = (harness.lines(where, 1, 0, "metrics.jsonl", which) for where in (run, one(kind, method)))
+        for key in (f"{prefix}margin", f"{prefix}accuracy"):
+            # Before the first step, a model differs from its base by rounding alone: nobody knows which answer it finds better.
+            first = 1 if key.endswith("accuracy") else 0
+            assert [line[key] for line in mine][first:] == pytest.approx([line[key] for line in alone][first:], rel=1e-4, abs=1e-6), key
+        assert all(line[f"{prefix}perplexity"] is None for line in mine)
+
+
+def test_a_run_goes_on_elsewhere_with_the_reference_it_began_with(
+    forks: harness.Forks, one: Callable[..., Path], tmp_path: Path, model: Path, preferences: Path
+) -> None:
+    """Of all weights: the base is not there any more once a checkpoint is loaded."""
+    run = harness.make_run(tmp_path / "run", model, preferences, **recipe("dpo", method__kind="full"))
+    forks.train(run, 1, [7, 5], micro_batch=[2, 3])
+    kept = (run / "reference.bin").read_bytes()
+    for step in range(3, SHORT + 1):
+        shutil.rmtree(run / "checkpoints" / f"step-{step:08d}", ignore_errors=True)
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    forks.train(run, 2, [4, 4, 4], micro_batch=[1, 2, 4], resume_step=int(newest.name.split("-")[1]))
+    assert (run / "reference.bin").read_bytes() == kept
+    assert "has read" not in (run / "attempts" / "2" / "output.txt").read_text(), "nothing is computed again"
+    assert harness.losses(run, 2) == pytest.approx(
+        {step: harness.losses(one("dpo", "full"), 1)[step] for step in harness.losses(run, 2)}, rel=AFTER_ALL
+    )
+    (run / "reference.bin").unlink()
+    shutil.rmtree(run / "attempts" / "2")
+    for step in range(3, SHORT + 1):
+        shutil.rmtree(run / "checkpoints" / f"step-{step:08d}", ignore_errors=True)
+    forks.train(run, 2, [4, 4, 4], micro_batch=[1, 2, 4], resume_step=2)
+    assert harness.losses(run, 2) == pytest.approx(
+        {step: harness.losses(one("dpo", "full"), 1)[step] for step in harness.losses(run, 2)}, rel=AFTER_ALL
+    )
+
+
+def mean_of_means() -> int:
+    """The worker as others do it: each rank divides by its own pairs, and the ranks' gradients are averaged."""
+    from homelab.worker.data.batches import StepBatches
+    from homelab.worker.training import figures_of_step, train
+
+    take = StepBatches.__getitem__
+
+    def own(self: StepBatches, step: int) -> Any:
+        item = take(self, step)
+        return dataclasses.replace(item, loss_tokens=self.balance_ranks * item.rows)
+
+    StepBatches.balance_ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    StepBatches.__getitem__ = own
+    figures_of_step.refuse_other_batch = lambda *_, **__: None
+    return train.main()
+
+
+def test_a_mean_of_means_is_seen(forks: harness.Forks, one: Callable[..., Path], tmp_path: Path, model: Path, preferences: Path) -> None:
+    """The control of the tests above."""
+    run = harness.make_run(tmp_path / "run", model, preferences, **recipe("dpo"))
+    codes, output = forks.run(run, 1, [9, 2, 1], micro_batch=3, entry=f"{__name__}:mean_of_means")
+    assert codes == [0, 0, 0], output
+    assert harness.relative_error(harness.first_gradient(run), harness.first_gradient(one("dpo"))) > 0.1
