@@ -13,8 +13,8 @@ Sources, by the short names that stand in a recipe:
     Unsloth   unsloth.ai/docs, guide to the hyperparameters of LoRA: one to three passes, 5 to 10 % of the steps as warm-up, rank 16 or 32.
     DPO       Rafailov et al., 2023, arXiv:2305.18290, and TRL's default beta of 0.1.
     Handbook  huggingface/alignment-handbook, recipes/zephyr-7b-beta: pairs are learned in one pass, at a fortieth of the rate of its sft/config_qlora.yaml.
-    Measured  `scripts/bench new`: 55 to 150 rows on a model of 135 million weights, the recipe beside others by hand; questions and answers gained
-              until eight passes, texts until two.
+    Measured  `scripts/bench new`: 55 to 150 rows on a model of 135 million weights, the recipe beside others by hand; questions and answers about one subject
+              gained until eight passes, texts and single facts until two.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import cast
 
 from homelab.controller.planning.model.architecture import Architecture
 from homelab.shared.law import order
+from homelab.shared.recipe import Train
 
 _RATE, _SHORT_STEPS, _SHORT_FACTOR, _RATE_WIDTH = 5e-4, 320, 1.5, 2000
 _RATE_POWER = {"qwen": 0.0775}  # of kinds whose name begins so
@@ -37,7 +38,7 @@ _ALPHA = 32
 _RANKS = (16, 32, 64, 128)
 _BATCHES = ((250, 4), (1000, 8), (10_000, 16))  # (up to so many rows, samples of a step)
 _BATCH_ELSE = 32
-_STEPS_WANTED, _MOST_PASSES = 300, 8
+_STEPS_WANTED, _MOST_PASSES, _UNSURE_PASSES = 300, 8, 6
 _PASSES = ((20_000, 3), (100_000, 2))
 _STEPS_OF_PAIRS, _MOST_PASSES_OF_PAIRS, _RATE_OF_PAIRS = 150, 3, 1 / 40
 _WARMUP = 0.05
@@ -167,6 +168,11 @@ def _of_pairs(rate: Decision) -> Decision:
         tidy,
         f"a fortieth of the rate {rate.reason.partition(',')[0]}: a larger one leaves the language (Handbook)",
     )
+
+
+def unsure_passes(rows: Rows, train: Train) -> tuple[int, int] | None:
+    """Passes worth a try each, where few rows get many of them: facts that come again in other words want all, others the fewest (Measured). Else None."""
+    return (2, train.epochs) if train.epochs is not None and train.epochs >= _UNSURE_PASSES and not rows.are_pairs else None
 
 
 def _rate(base: Base, kind: str, steps: int) -> Decision:

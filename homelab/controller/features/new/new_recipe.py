@@ -9,12 +9,12 @@ from pathlib import Path
 
 from homelab.controller.attempt import base_model, data_files, hub_config, inputs, planner
 from homelab.controller.base.errors import InputError
-from homelab.controller.base.hint import Command, homelab
+from homelab.controller.base.hint import Command, Hint, homelab
 from homelab.controller.base.say import Say
 from homelab.controller.config import load
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.config.recipe import TrainRecipe
-from homelab.controller.features.new import data_look, recipe_text
+from homelab.controller.features.new import data_look, decisions, recipe_text
 from homelab.controller.features.new.decisions import Rows
 from homelab.controller.features.new.training_choice import (
     NO_CLUSTER,
@@ -94,6 +94,10 @@ def make(wish: Wish, cluster: Cluster | None, say: Say) -> NewRecipe:
         recipe_text.fresh(head, chosen.decisions) if before is None else recipe_text.again(before, head, chosen.decisions, str(wish.output))
     )
     chosen = _as_written(text, chosen, seen, wish.output)
+    if (passes := decisions.unsure_passes(rows, chosen.recipe.train)) is not None:
+        both = homelab("queue add", str(wish.output), "--set", f"train.epochs={','.join(map(str, passes))}")
+        note = Hint("how many passes so few rows need is only known after a try: {} trains with each, and says which learned more", both)
+        seen = dataclasses.replace(seen, notes=(*seen.notes, note))
     if text.text != before:
         store.write_text(wish.output, text.text)
     return NewRecipe(text, chosen, _verdict(chosen, seen), seen, rows, text.text != before)

@@ -295,3 +295,15 @@ def test_rows_that_say_which_answer_is_better_are_learned_as_pairs(tmp_path: Pat
         CLUSTERS["one small card"], no_say,
     )  # fmt: skip
     assert chosen.chosen.recipe.objective is None, "a person may name one of the answers"
+
+
+def test_few_rows_get_a_command_that_tries_fewer_passes(tmp_path: Path) -> None:
+    said = {}
+    for name in ("three rows", "chats", "Alpaca", "preferences"):
+        made = new_recipe.make(
+            Wish(str(write(tmp_path, name)), MODELS[0], tmp_path / f"{name}.toml", offline=True), CLUSTERS["one small card"], no_say
+        )
+        assert made.chosen.recipe.train.epochs is not None
+        said[name] = (made.chosen.recipe.train.epochs > 5, [str(note) for note in made.seen.notes if "homelab queue add" in note])
+    assert [bool(notes) for _, notes in said.values()] == [is_many for is_many, _ in said.values()] == [True, True, False, False]
+    assert f"homelab queue add '{tmp_path}/three rows.toml' --set train.epochs=2,8" in said["three rows"][1][0]
