@@ -100,8 +100,8 @@ class Person:
             raise SystemExit(f"error: exit code {code}\nwhere: {command}\n{self.transcript}")
 
     def close(self) -> None:
-        """End the shell, and tmux with it."""
-        self._tmux("kill-server")
+        """End the shell, and tmux with it, if it has not ended by itself."""
+        subprocess.run(["tmux", "-S", str(self._socket), "kill-server"], capture_output=True, check=False, timeout=60)
 
     def _until_prompt(self) -> tuple[int, str]:
         """The exit code that the shell's next prompt shows, and the lines above it; questions on the way are answered."""

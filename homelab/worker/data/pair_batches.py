@@ -20,6 +20,8 @@ import torch
 
 from homelab.worker.data.encoding import Row
 
+NAMES = ("sides", "answer_tokens", "reference", "counting", "learned_tokens")
+
 
 def counts(row: Row) -> bool:
     """Whether a pair teaches something."""

@@ -51,7 +51,8 @@ def held_out_loss(
     counted = sum(map(form.counted, batches)) if rank == of_rank else 0
     summed = hooks.strategy.evaluate(model, batches, form, hooks.after_pass)
     hooks.wait()
-    pairs = (0.0, 0.0) if form.objective is None else pair_loss.figures_of(model).take()
+    learns_here = form.objective is not None and hooks.strategy.part.has_loss
+    pairs = pair_loss.figures_of(model).take() if learns_here else (0.0, 0.0)
     everyone = process_group.gather([summed, float(counted), *pairs])
     total, count = (sum(values[part] for values in everyone) for part in (0, 1))
     if count == 0:

@@ -1,14 +1,15 @@
 """What the base model gives to the answers of every pair: computed once, by all ranks, before the first step, and kept beside the run on every node.
 
-A later attempt takes the numbers that any of its ranks still has, so a run goes on with those that it began with, on whatever nodes. Where all are gone they
-are computed again, and differ in the last digits at most, as losses do.
+A later attempt takes the numbers that any of its ranks still has, so a run goes on with those that it began with, on whatever nodes. Where all are gone,
+adapters are left out for this one pass, and the numbers differ in the last digits at most, as losses do.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +17,31 @@ import torch
 import torch.distributed as dist
 
 from homelab.shared.protocol import files, layout
-from homelab.worker.balancing.balancer import Balance
 from homelab.worker.data import row_agreement
-from homelab.worker.data.batches import Form, copied
 from homelab.worker.data.encoding import Row
-from homelab.worker.model import pair_loss, pretrained
+from homelab.worker.errors import TrainingError
+from homelab.worker.model import pair_loss
 from homelab.worker.runtime import process_group
 from homelab.worker.runtime.metrics_recorder import Recorder
 from homelab.worker.runtime.task import Task
+from homelab.worker.training.trainer import ShareTrainer
 
 
-def fill(model: Any, rows: Sequence[Row], task: Task, balance: Balance, form: Form, recorder: Recorder) -> None:
-    """Give each row its reference. `model` is the base: nothing is trained yet, and no checkpoint loaded. Collective."""
-    if task.objective is None or not task.objective.compares_with_base:
+def fill(trainer: ShareTrainer, rows: Sequence[Row], recorder: Recorder) -> None:
+    """Give each row its reference, where the objective asks for one. Collective. Raises TrainingError where the base is there no more."""
+    task, objective = trainer.task, trainer.task.objective
+    if objective is None or not objective.compares_with_base:
         return
     digest = bytes.fromhex(row_agreement.digest(rows))
     file = task.run_dir / layout.REFERENCE
     kept = _read(file, digest, len(rows))
-    device = next(model.parameters()).device
-    numbers = torch.tensor(kept or [0.0] * 2 * len(rows), dtype=torch.float64, device=device)
+    numbers = torch.tensor(kept or [0.0] * 2 * len(rows), dtype=torch.float64, device=trainer.args.device)
     holders = [rank for rank, (has,) in enumerate(process_group.gather([float(kept is not None)])) if has]
     if holders and task.world_size > 1:
         dist.broadcast(numbers, holders[0])
     elif not holders:
         began_s = time.perf_counter()
-        for place, pair in _computed(model, rows, task, balance, form, recorder):
+        for place, pair in _computed(trainer, rows, recorder):
             numbers[2 * place : 2 * place + 2] = pair
         process_group.wait_for_all("referenced", task.world_size)
         if task.world_size > 1:
@@ -56,23 +57,45 @@ def fill(model: Any, rows: Sequence[Row], task: Task, balance: Balance, form: Fo
 
 
 @torch.no_grad()
-def _computed(model: Any, rows: Sequence[Row], task: Task, balance: Balance, form: Form, recorder: Recorder) -> Any:
-    """(place, its two numbers) of every row that is this rank's."""
-    was_training, device = model.training, next(model.parameters()).device
-    model.eval()
-    figures, one = pair_loss.figures_of(model), torch.tensor(1.0, device=device)
-    own = balance.rows_of([len(row.tokens) for row in rows], task.rank)
-    for cut in balance.passes_of([len(rows[place].tokens) for place in own], task.rank):
-        places = [own[position] for position in cut]
-        (inputs,) = copied([form.batch([rows[place] for place in places], packed=False)], device, pin=False)
-        with torch.autocast(device.type, pretrained.DTYPES[task.precision], enabled=task.precision != "fp32"):
-            model(**inputs, num_items_in_batch=one)
-        answers = figures.summed_answers
-        assert answers is not None
-        yield from ((place, answers[2 * position : 2 * position + 2]) for position, place in enumerate(places))
+def _computed(trainer: ShareTrainer, rows: Sequence[Row], recorder: Recorder) -> Iterator[tuple[int, torch.Tensor]]:
+    """(place, its two numbers) of every row whose loss this rank computes."""
+    strategy, data = trainer.strategy, trainer.train_dataset
+    own = data.balance.rows_of([len(row.tokens) for row in rows], strategy.counting_rank)
+    cuts = data.balance.passes_of([len(rows[place].tokens) for place in own], strategy.counting_rank)
+    places = [[own[position] for position in cut] for cut in cuts]
+    found: list[torch.Tensor] = []
+
+    def after_pass() -> None:
         recorder.sign()
-    figures.take()
-    model.train(was_training)
+        if strategy.part.has_loss and len(found) < len(places):  # passes over stand-ins come after them
+            answers = pair_loss.figures_of(trainer.model).summed_answers
+            assert answers is not None
+            found.append(answers)
+
+    with _base(trainer):
+        trainer.model.eval()
+        strategy.evaluate(
+            trainer.model, [data.form.batch([rows[place] for place in cut], packed=False) for cut in places], data.form, after_pass
+        )
+    if strategy.part.has_loss:
+        pair_loss.figures_of(trainer.model).take()
+    for of_pass, answers in zip(places, found, strict=False):
+        yield from ((place, answers[2 * position : 2 * position + 2]) for position, place in enumerate(of_pass))
+
+
+def _base(trainer: ShareTrainer) -> contextlib.AbstractContextManager[Any]:
+    """Around passes of the base: before the first step it is the model, and later the model without its adapters."""
+    task: Task = trainer.task
+    if not task.resume_step:
+        return contextlib.nullcontext()
+    if task.method.kind == "full":
+        raise TrainingError(
+            "the base model was trained already, and no node has what it gave to the answers",
+            where=f"{layout.REFERENCE} in the folder of the run, on {', '.join(sorted(set(task.nodes)))}",
+            hint=f"let a node take part that has the file, then homelab recover {task.run_dir.name}; or launch the recipe again",
+        )
+    without: contextlib.AbstractContextManager[Any] = trainer.model.disable_adapter()
+    return without
 
 
 def _read(file: Path, digest: bytes, rows: int) -> list[float] | None:

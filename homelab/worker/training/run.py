@@ -88,7 +88,7 @@ class Run:
         self.checkpointing = Checkpointing(task, recorder, self.curves, self.best, rows)
         if task.rank == 0 and task.tracking.tensorboard:
             self.tensorboard = TensorBoard(task.run_dir / "tensorboard", self.curves, task.resume_step)
-        trainer = self._trainer(model, data, is_joined)
+        trainer = self._trainer(model, data.train, is_joined)
         gc.freeze()  # the Trainer collects before its first step, and would look at all that was imported: a sixth of a second and more
         try:
             trainer.train(resume_from_checkpoint=str(resume) if resume else None)
@@ -144,17 +144,15 @@ class Run:
             self.recorder.note(f"rows of different length are padded: {why_padded}")
         return is_joined
 
-    def _trainer(self, model: Any, data: EncodedData, is_joined: bool) -> ShareTrainer:
+    def _trainer(self, model: Any, rows: list[Row], is_joined: bool) -> ShareTrainer:
         from homelab.worker.data.batches import Form
         from homelab.worker.model import fused_loss, row_limits
-        from homelab.worker.training import reference_pass
         from homelab.worker.training.arguments import training_arguments
         from homelab.worker.training.trainer import Hooks, ShareTrainer
 
         task, steps, strategy = self.task, self.recorder.total_steps, self.strategy
         form = Form(row_limits.padding_id(self.tokenizer, self.limits.ids), is_joined, fused_loss.takes_labelled(model), task.objective)
-        reference_pass.fill(model, [*data.train, *data.held_out], task, self.balance, form, self.recorder)
-        batches = strategy.batches(data.train, steps=steps, balance=self.balance, form=form)
+        batches = strategy.batches(rows, steps=steps, balance=self.balance, form=form)
         return ShareTrainer(
             model=model,
             args=training_arguments(task, steps, strategy.arguments(), self.recorder.note),
@@ -170,12 +168,14 @@ class Run:
     def _before_first(self, trainer: ShareTrainer) -> None:
         """Everything is loaded and wrapped; no step is done yet in this attempt."""
         from homelab.worker.runtime import process_group
+        from homelab.worker.training import reference_pass
 
         # Disks of different speed deliver the optimizer's state, and the first collective is in the first step.
         process_group.wait_for_all("prepared", self.task.world_size)
         begin = self.task.resume_step
         if difference := trainer.strategy.check_start(trainer.model, f"step {begin}, seen on node {self.task.node}"):
             self.recorder.note(difference)
+        reference_pass.fill(trainer, [*trainer.train_dataset.rows, *self.held_out], self.recorder)
         # A checkpoint is saved before the evaluation after the same step: a fault between them must not leave a hole in the curve.
         if begin not in self.curves.eval_losses and self._evaluates_after(begin):
             self._evaluate(trainer, begin)

@@ -135,7 +135,8 @@ class ShareTrainer(Trainer):
         is_asked = self.task.is_keeper and self.task.save_request.exists()
         since_save = self.interval.numbers(time.perf_counter(), self.step_s, is_asked=is_asked)
         self.hooks.before_vote(self)
-        lead, better = (0.0, 0.0) if self.task.objective is None else pair_loss.figures_of(self.model).take()
+        learns_here = self.task.objective is not None and self.strategy.part.has_loss
+        lead, better = pair_loss.figures_of(self.model).take() if learns_here else (0.0, 0.0)
         own = Figures(own_loss, counted, inputs.loss_tokens, self._waited_s, since_save, self._report(inputs), lead, better)
         everyone = [Figures.of(numbers) for numbers in self.clock.gather(own.numbers())]
         figures_of_step.refuse_other_batch(everyone, step=self.item.step + 1, rank=self.task.rank)

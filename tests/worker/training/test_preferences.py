@@ -65,7 +65,36 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "simpo of all weights by zero2 on 2, checkpointed": (
         "simpo", "full", {"shares": [3, 9], "micro_batch": [1, 4], "strategy": "zero2"}, {"train__gradient_checkpointing": True},
     ),
+    "dpo by zero3 on 3": ("dpo", "lora", {"shares": [6, 4, 2], "micro_batch": [2, 1, 2], "strategy": "zero3"}, {}),
+    "ipo of all weights by fsdp on 2, checkpointed, fused loss": (
+        "ipo", "full", {"shares": [8, 4], "micro_batch": [2, 1], "strategy": "fsdp"}, {"train__gradient_checkpointing": True, "train__fused_loss": True},
+    ),
+    "orpo by hsdp on 2 and 2": ("orpo", "lora", {"shares": [5, 4, 2, 1], "micro_batch": [2, 1, 2, 1], "strategy": "hsdp", "nodes": ["a", "a", "b", "b"]}, {}),
 }  # fmt: skip
+
+
+STAGES: dict[str, tuple[str, str, list[int], dict[str, Any], dict[str, Any]]] = {
+    "dpo in 3 stages": ("dpo", "lora", [2, 7, 3], {"micro_batch": 3, "stage_order": [2, 0, 1]}, {"train__fused_loss": True}),
+    "orpo in 2 stages, all weights": ("orpo", "full", [5, 7], {"micro_batch": 2}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_model_in_stages_learns_the_same(name: str, forks: harness.Forks, tmp_path: Path, preferences: Path) -> None:
+    kind, method, stages, plan, changes = STAGES[name]
+    deep = harness.tiny_llama(tmp_path / "tiny-llama", hidden=32, intermediate=64, layers=12)
+    alone, run = (
+        harness.make_run(tmp_path / who, deep, preferences, **recipe(kind, method__kind=method, **changes)) for who in ("one", "run")
+    )
+    forks.train(alone, 1, [12], micro_batch=5)
+    first = plan.get("stage_order", [0])[0]
+    forks.train(run, 1, [12 if rank == first else 0 for rank in range(len(stages))], stages=stages, **plan)
+    assert_the_same(run, alone, {1: (1, len(stages))}, SHORT, CLIPPED_AT / 10)
+    assert_every_sample_once_per_epoch(run, len(stages), SHORT)
+    ends = [harness.lines(where, 1, 0, "metrics.jsonl", "eval")[-1] for where in (run, alone)]
+    assert ends[0]["eval_accuracy"] == ends[1]["eval_accuracy"] and ends[0]["eval_margin"] == pytest.approx(
+        ends[1]["eval_margin"], rel=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -88,30 +117,32 @@ def test_the_training_is_that_of_one_process(
         assert all(line[f"{prefix}perplexity"] is None for line in mine)
 
 
+@pytest.mark.parametrize("method", ["full", "lora"])
 def test_a_run_goes_on_elsewhere_with_the_reference_it_began_with(
-    forks: harness.Forks, one: Callable[..., Path], tmp_path: Path, model: Path, preferences: Path
+    method: str, forks: harness.Forks, one: Callable[..., Path], tmp_path: Path, model: Path, preferences: Path
 ) -> None:
-    """Of all weights: the base is not there any more once a checkpoint is loaded."""
-    run = harness.make_run(tmp_path / "run", model, preferences, **recipe("dpo", method__kind="full"))
-    forks.train(run, 1, [7, 5], micro_batch=[2, 3])
-    kept = (run / "reference.bin").read_bytes()
-    for step in range(3, SHORT + 1):
-        shutil.rmtree(run / "checkpoints" / f"step-{step:08d}", ignore_errors=True)
-    newest = sorted((run / "checkpoints").iterdir())[-1]
-    forks.train(run, 2, [4, 4, 4], micro_batch=[1, 2, 4], resume_step=int(newest.name.split("-")[1]))
-    assert (run / "reference.bin").read_bytes() == kept
-    assert "has read" not in (run / "attempts" / "2" / "output.txt").read_text(), "nothing is computed again"
-    assert harness.losses(run, 2) == pytest.approx(
-        {step: harness.losses(one("dpo", "full"), 1)[step] for step in harness.losses(run, 2)}, rel=AFTER_ALL
+    """Also of all weights, whose base is not there any more once they are trained. Without the numbers, adapters can be left out, and nothing else."""
+    run, whole = (
+        harness.make_run(tmp_path / "run", model, preferences, **recipe("dpo", method__kind=method)),
+        harness.losses(one("dpo", method), 1),
     )
+    shutil.copytree(one("dpo", method) / "checkpoints/step-00000002", run / "checkpoints/step-00000002")
+    kept = (one("dpo", method) / "reference.bin").read_bytes()
+    (run / "reference.bin").write_bytes(kept)
+    output = forks.train(run, 2, [4, 4, 4], micro_batch=[1, 2, 4], resume_step=2)
+    assert (run / "reference.bin").read_bytes() == kept and "has read" not in output, "nothing is computed again"
+    assert harness.losses(run, 2) == pytest.approx({step: whole[step] for step in range(3, SHORT + 1)}, rel=AFTER_ALL)
     (run / "reference.bin").unlink()
-    shutil.rmtree(run / "attempts" / "2")
-    for step in range(3, SHORT + 1):
-        shutil.rmtree(run / "checkpoints" / f"step-{step:08d}", ignore_errors=True)
-    forks.train(run, 2, [4, 4, 4], micro_batch=[1, 2, 4], resume_step=2)
-    assert harness.losses(run, 2) == pytest.approx(
-        {step: harness.losses(one("dpo", "full"), 1)[step] for step in harness.losses(run, 2)}, rel=AFTER_ALL
-    )
+    codes, output = forks.run(run, 3, [6, 6], micro_batch=3, resume_step=2)
+    if method == "full":
+        assert (
+            codes == [1, 1]
+            and "the base model was trained already" in output
+            and "reference.bin in the folder of the run, on here" in output
+        )
+    else:
+        assert codes == [0, 0] and "has read" in output
+        assert harness.losses(run, 3) == pytest.approx({step: whole[step] for step in range(3, SHORT + 1)}, rel=AFTER_ALL)
 
 
 def mean_of_means() -> int:

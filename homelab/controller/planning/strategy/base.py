@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from homelab.controller.base.errors import HomelabError, InputError
+from homelab.controller.base.errors import HomelabError
 from homelab.controller.planning.memory.scenario import NodesWithoutRoom
 from homelab.controller.planning.time import step_time
 from homelab.controller.planning.time.network_cost import NetworkCost
@@ -44,9 +44,6 @@ class Strategy(NetworkCost):
     cuts_layers: ClassVar[bool] = False
     """Whether each rank holds some of the layers alone: a question to the model is then answered across them, and a run may move layers."""
 
-    learns_pairs: ClassVar[bool] = False
-    """Whether it trains an [objective]: each rank reads both answers of a pair with the whole model, and with its base before the first step."""
-
     def automatic(self, job: Job) -> Automatic:
         """Whether "auto" considers it for this job: at first, where nothing else has room on every rank, or never."""
         return "first"
@@ -61,12 +58,6 @@ class Strategy(NetworkCost):
 
     def feasible(self, job: Job) -> Assignment | HomelabError:
         """The assignment, or why there is none."""
-        if job.recipe.objective is not None and not self.learns_pairs:
-            return InputError(
-                f'strategy "{self.name}" does not learn from pairs of answers',
-                where="recipe, [objective]",
-                hint='edit the recipe: [parallel] strategy = "ddp" or "zero2"',
-            )
         try:
             return self.assign(job)
         except HomelabError as error:

@@ -18,7 +18,6 @@ class Ddp(Strategy):
 
     name = "ddp"
     checkpoint_layout = "replicated"
-    learns_pairs = True
 
     def assign(self, job: Job) -> Assignment:
         """The shares of the batch. Raises InputError for settings that no rank can train with, `DoesNotFit` where no rank has room."""

@@ -80,7 +80,6 @@ class Zero2(Sharded):
     """What is trained is gathered once per step, and its gradient scattered once."""
 
     name = "zero2"
-    learns_pairs = True
 
     def automatic(self, job: Job) -> Automatic:
         return "fallback" if job.machines.world_size > 1 else "never"

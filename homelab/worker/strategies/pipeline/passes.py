@@ -15,6 +15,7 @@ import torch
 
 from homelab.shared.law import pipeline_schedule
 from homelab.shared.law.stage import Stage
+from homelab.worker.data import pair_batches
 from homelab.worker.strategies.pipeline.neighbours import Channel, Inbox, Neighbours
 
 Batch = dict[str, Any]
@@ -122,7 +123,7 @@ class PipelinePasses:
 
     def _forward(self, batch: Batch, entered: torch.Tensor | None, count: torch.Tensor) -> torch.Tensor:
         """The loss on the last stage, hidden states on any other."""
-        of_the_loss = ("labels", "labelled")
+        of_the_loss = ("labels", "labelled", *pair_batches.NAMES)
         inputs = {name: value for name, value in batch.items() if name not in of_the_loss} if not self.stage.is_last else dict(batch)
         if entered is not None:
             del inputs["input_ids"]
