@@ -34,12 +34,13 @@ def model_card(task: Task, curves: Curves, step: int, *, is_moved_by_peft: bool)
     library = "transformers" if method.kind == "full" else "peft"
     front = [f"base_model: {json.dumps(model)}", f"library_name: {library}", "pipeline_tag: text-generation"]
     name = task.run.get("name", task.run_dir.name)
+    objective = f"{task.objective.kind} (pairs of answers, beta {task.objective.beta:g}), " if task.objective is not None else ""
     parts = [
         "---\n" + "\n".join(front) + "\n---",
         f"# {name}",
-        f"`{model}` fine-tuned with {_method(method)}, on {_cluster(task)}.",
+        f"`{model}` fine-tuned with {objective}{_method(method)}, on {_cluster(task)}.",
         "## Result",
-        _results(curves, int(curves.last[0]) if curves.last else 0),
+        _results(curves, int(curves.last[0]) if curves.last else 0, of_pairs=task.objective is not None),
         f"These are the weights after step {step}"
         + (", the best of all evaluations." if step == early_stopping.best_step(curves.eval_losses) else "."),
         *(["## Use", _MOVED] if is_moved_by_peft else []),
@@ -66,21 +67,21 @@ def _cluster(task: Task) -> str:
     return f"{task.world_size} process(es) in {task.precision}; rows of each global batch: {shares}"
 
 
-def _results(curves: Curves, steps: int) -> str:
+def _results(curves: Curves, steps: int, *, of_pairs: bool) -> str:
     """Losses of the whole run, all attempts together: before and after, and the best between."""
-    lines = ["| | loss per token | perplexity |", "|---|---|---|"]
+    lines = ["| | loss of a pair |", "|---|---|"] if of_pairs else ["| | loss per token | perplexity |", "|---|---|---|"]
     losses = curves.eval_losses
     best = min(losses, key=lambda step: (losses[step], -step), default=None)
     for step in sorted({*([min(losses), max(losses)] if losses else []), *([best] if best is not None else [])}):
         labels = [word for word, holds in (("before training", step == 0), ("the best", step == best), ("the end", step == steps)) if holds]
-        lines.append(_row(f"held-out rows, step {step}{' (' + ', '.join(labels) + ')' if labels else ''}", losses[step]))
+        lines.append(_row(f"held-out rows, step {step}{' (' + ', '.join(labels) + ')' if labels else ''}", losses[step], of_pairs))
     for title, entry in (("first", curves.first), ("last", curves.last)):
-        lines += [_row(f"training, {title} step ({entry[0]})", entry[1])] if entry else []
+        lines += [_row(f"training, {title} step ({entry[0]})", entry[1], of_pairs)] if entry else []
     return "\n".join(lines)
 
 
-def _row(title: str, loss: float) -> str:
-    return f"| {title} | {loss:.4f} | {_number(perplexity(loss))} |"
+def _row(title: str, loss: float, of_pairs: bool) -> str:
+    return f"| {title} | {loss:.4f} |" + ("" if of_pairs else f" {_number(perplexity(loss))} |")
 
 
 def _number(value: float | None) -> str:

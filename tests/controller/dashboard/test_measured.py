@@ -112,3 +112,16 @@ def test_notes_and_saves_are_those_of_all_lines() -> None:
     saves: list[Any] = [Metric(kind="save", time=10.0 * step + rank, rank=rank, step=step) for step in range(1, 301) for rank in (0, 1)]
     measured = Measured([*notes, *saves])
     assert measured.notes == ["note 0", "note 1"] and measured.saved(300) == {0: 3000.0, 1: 3001.0} and measured.saved(7) == {}
+
+
+def test_how_often_the_better_answer_is_found_is_that_of_the_newest_attempt() -> None:
+    lines = [
+        Metric(kind="train", attempt=attempt, step=step, accuracy=step / 10 + attempt / 100)
+        for attempt, step in ((1, 5), (2, 3), (1, 6), (2, 4), (1, 4))
+    ]
+    lines.append(Metric(kind="eval", attempt=1, step=6, eval_accuracy=0.25))
+    for _ in range(5):
+        random.shuffle(lines)
+        measured = Measured(lines)
+        assert (measured.accuracy("train"), measured.accuracy("eval")) == (0.42, 0.25)
+    assert Measured([Metric(kind="train", attempt=1, step=1, loss=1.0)]).accuracy("train") is None

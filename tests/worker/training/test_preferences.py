@@ -115,6 +115,8 @@ def test_the_training_is_that_of_one_process(
             first = 1 if key.endswith("accuracy") else 0
             assert [line[key] for line in mine][first:] == pytest.approx([line[key] for line in alone][first:], rel=1e-4, abs=1e-6), key
         assert all(line[f"{prefix}perplexity"] is None for line in mine)
+    card = (run / "final" / "README.md").read_text()
+    assert f"{kind} (pairs of answers, beta 0.1)" in card and "loss of a pair" in card and "| perplexity" not in card
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

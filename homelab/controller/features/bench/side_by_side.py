@@ -31,8 +31,8 @@ _HEADINGS = (
     "per 1M tokens",
 )
 _MOST_SHOWN, _GAP = 4, 2
-# What decides which rows are held out, and what a loss on them means: the seed draws them, and a longer row is cut.
-_OF_HELD_OUT_ROWS = ("model.", "data.", "train.seed", "train.seq_len")
+# What decides which rows are held out, and what a loss on them means: the seed draws them, a longer row is cut, and each objective has a loss of its own.
+_OF_HELD_OUT_ROWS = ("model.", "data.", "objective.", "train.seed", "train.seq_len")
 # The order of a sum over ranks changes its last digits, and a training makes more of them (measured: 2e-6 in fp32 after 30 steps, 3e-3 in bf16 after 10).
 TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
 
@@ -135,7 +135,10 @@ def _settings(sources: Sources) -> dict[str, str]:
     if sources.recipe is None:
         return {}
     content = {f"data.{role} (content)": entry.sha256[:12] for role, entry in (sources.about.data or {}).items() if entry and entry.sha256}
-    return {**dict(_flat(sources.recipe.model_dump(mode="json", include={"model", "data", "method", "train", "script"}))), **content}
+    return {
+        **dict(_flat(sources.recipe.model_dump(mode="json", include={"model", "data", "objective", "method", "train", "script"}))),
+        **content,
+    }
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
@@ -176,7 +179,7 @@ def _best(sides: Sequence[Side]) -> Iterator[str]:
         return
     rows = [{key: value for key, value in side.settings.items() if key.startswith(_OF_HELD_OUT_ROWS)} for _, _, side in judged]
     if any(one != rows[0] for one in rows):
-        yield "Their held-out losses cannot be compared, because the model or the held-out rows are others"
+        yield "Their held-out losses cannot be compared, because the model, the objective or the held-out rows are others"
         return
     (loss, run, side), (next_loss, next_run, _) = judged[:2]
     own = [key for key in sorted(side.settings) if any(side.settings.get(key) != other.settings.get(key) for _, _, other in judged)]

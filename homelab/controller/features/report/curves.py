@@ -20,8 +20,12 @@ def curves(lines: Sequence[Metric], node_of: Mapping[int, str]) -> tuple[Curve, 
     steps = by_step(lines)
     evaluations = _evaluations(lines)
     losses = {step: loss for step, ranks in steps.items() if (loss := _loss(ranks)) is not None}
+    found = _of_first(steps, lambda line: line.accuracy)
     charts = (
-        _curve("Loss", "nats per token", {"training": losses, "held out": evaluations}),
+        _curve("Loss", loss_unit(of_pairs=bool(found)), {"training": losses, "held out": evaluations}),
+        _curve(
+            "Better answer found", "of the pairs", {"training": found, "held out": _evaluations(lines, lambda line: line.eval_accuracy)}
+        ),
         _curve(
             "Speed",
             "tokens/s, all ranks",
@@ -31,6 +35,11 @@ def curves(lines: Sequence[Metric], node_of: Mapping[int, str]) -> tuple[Curve, 
         _curve("Learning rate", "per step", {"learning rate": _of_first(steps, lambda line: line.learning_rate)}),
     )
     return tuple(chart for chart in charts if chart.series or chart.note)
+
+
+def loss_unit(*, of_pairs: bool) -> str:
+    """What a loss is measured in. Objectives have units of their own."""
+    return "of a pair" if of_pairs else "nats per token"
 
 
 def step_rows(lines: Sequence[Metric]) -> tuple[StepRow, ...]:
@@ -72,8 +81,8 @@ def _loss(ranks: Sequence[Metric]) -> float | None:
     return next((line.loss for line in ranks if line.loss is not None), None)
 
 
-def _evaluations(lines: Iterable[Metric]) -> dict[int, float]:
-    by_step = {line.step: line.eval_loss for line in lines if line.kind == "eval" and line.eval_loss is not None}
+def _evaluations(lines: Iterable[Metric], read: Callable[[Metric], float | None] = lambda line: line.eval_loss) -> dict[int, float]:
+    by_step = {line.step: value for line in lines if line.kind == "eval" and (value := read(line)) is not None}
     return {step: by_step[step] for step in sorted(by_step)}
 
 

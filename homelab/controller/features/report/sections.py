@@ -30,13 +30,14 @@ def figures(report: RunReport) -> tuple[Figure, ...]:
     """Those of the whole run that are known."""
     happened = {row.what: row.happened for row in report.compared}
     losses = {series.label: series.points for curve in report.curves if curve.name == "Loss" for series in curve.series}
+    unit = next((curve.unit for curve in report.curves if curve.name == "Loss"), "")
     last, held_out = losses.get("training", ())[-1:], losses.get("held out", ())
     best = min(held_out, key=lambda point: point.value, default=None)
     energy, count = report.energy, len(report.attempts)
     found = [
         Figure("steps", happened.get("steps", text.UNKNOWN)),
         Figure("duration", happened.get("duration", text.UNKNOWN), f"{count} attempt{'s' if count != 1 else ''}"),
-        Figure("last loss", words.loss(last[0].value) if last else text.UNKNOWN, "nats per token" if last else ""),
+        Figure("last loss", words.loss(last[0].value) if last else text.UNKNOWN, unit if last else ""),
         Figure("best held-out loss", words.loss(best.value) if best else text.UNKNOWN, f"in step {best.step}" if best else ""),
         Figure("speed", happened.get("speed of all ranks", text.UNKNOWN)),
         Figure(

@@ -135,7 +135,7 @@ class Forwarder:
         tracker = TRACKERS[self.tracker]
         package.require(*tracker.package)
         recipe = run_folder.description_of(self._paths).recipe
-        settings = recipe.model_dump(mode="json", include={"model", "data", "method", "train"}, exclude_none=True)
+        settings = recipe.model_dump(mode="json", include={"model", "data", "objective", "method", "train"}, exclude_none=True)
         name = self._paths.name if self._number == 1 else f"{self._paths.name}-again-{self._number}"
         sink = tracker.open(TrackerJob(name, self._known_as, settings))
         self._known_as = sink.known_as

@@ -10,6 +10,7 @@ from typing import Any
 
 from homelab.controller.dashboard.snapshot import LossPoint
 from homelab.controller.dashboard.step_curve import StepCurve
+from homelab.controller.features.report.curves import loss_unit
 from homelab.controller.features.report.downsampling import thinned
 from homelab.controller.features.report.run_report import Curve, CurvePoint, RunReport, Series
 from homelab.controller.run.followed_file import FollowedFile
@@ -122,7 +123,8 @@ def _drawn(losses: Iterable[LossPoint]) -> tuple[CurvePoint, ...]:
 def first_look(report: RunReport, few: FewLines) -> RunReport:
     """A report without any metrics, with the loss of a `glimpse`."""
     points = _drawn(few.losses)
-    curve = Curve(name="Loss", unit="nats per token", series=(Series(label="training", points=points),))
+    unit = loss_unit(of_pairs=any("accuracy" in line for line in few.lines))
+    curve = Curve(name="Loss", unit=unit, series=(Series(label="training", points=points),))
     return report.model_copy(
         update={
             "curves": (curve,) if points else (),

@@ -118,7 +118,13 @@ def test_of_runs_judged_by_the_same_rows_the_best_is_named_first_with_what_it_do
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(*side_by_side.tables(side_by_side.compare([slow, fast]), EnergyPrice(), console.width))
     assert re.search(r"held-out loss +2.0000 +1.6000", console.export_text())
-    for other in ({"data.train": "b.jsonl"}, {"data.train (content)": "c"}, {"model.name": "x"}, {"train.seed": "1"}):
+    for other in (
+        {"data.train": "b.jsonl"},
+        {"data.train (content)": "c"},
+        {"model.name": "x"},
+        {"train.seed": "1"},
+        {"objective.kind": "dpo"},
+    ):
         said = side_by_side.sentences(side_by_side.compare([slow, judged("b", "1e-03", {10: 1.6}, **other)]))
         assert said[0].startswith("Their held-out losses cannot be compared")
     alone = side_by_side.sentences(side_by_side.compare([slow, side("c")]))
