@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from homelab.cli.clean_console import CleanConsole
+from homelab.shared.protocol.row_forms import PREFERENCE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +33,8 @@ def show(file: FileSample) -> None:
     for row in file.previews:
         text = Text(f"{row.where}\n", style="dim")
         for number, piece in enumerate(row.texts):
+            if piece.startswith("[other]") and file.form == PREFERENCE:
+                text.append("\n")
             if piece:
                 text.append(f"\u25b8{piece}\u25c2" if number % 2 else piece, style=_LEARNED if number % 2 else "default")
         console.print(text)

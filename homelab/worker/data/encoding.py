@@ -88,7 +88,8 @@ def load_data(run: dict[str, Any], tokenizer: Any, node: str = "this node") -> E
         raise WorkerError(
             "no token of the training data carries loss",
             where=run["data"]["train"]["path"],
-            hint="raise [train] seq_len so that the answers fit, or set [data] completion_only = false",
+            hint="raise [train] seq_len so that the answers fit"
+            + ("" if run["recipe"].get("objective") else ", or set [data] completion_only = false"),
             needs_launch=True,
         )
     return EncodedData(rows, held_out, notes, commits)

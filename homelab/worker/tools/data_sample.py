@@ -122,7 +122,10 @@ def _of_rows(
     return figures | {
         "tokens_sampled": len(lengths),
         "rows_longer": sum(length > seq_len for length in lengths),
-        "rows_silent": sum(not any(row.trained[:seq_len]) for row in encoded),
+        # Of a pair all is learned, or nothing.
+        "rows_silent": sum(
+            not any(row.trained[:seq_len]) or (form.kind == row_forms.PREFERENCE and len(row.tokens) > seq_len) for row in encoded
+        ),
         "longest_tokens": max(lengths),
         "largest_id": max(max(row.tokens) for row in encoded),
         "median_tokens": round(statistics.median(lengths)),

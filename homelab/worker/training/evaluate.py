@@ -59,7 +59,8 @@ def held_out_loss(
         raise TrainingError(
             "no token of the held-out rows carries loss",
             where="[data] eval",
-            hint="raise [train] seq_len so that the answers fit, or set [data] completion_only = false",
+            hint="raise [train] seq_len so that the answers fit"
+            + (", or set [data] completion_only = false" if form.objective is None else ""),
             needs_launch=True,
         )
     if not math.isfinite(total):

@@ -123,5 +123,5 @@ def test_how_often_the_better_answer_is_found_is_that_of_the_newest_attempt() ->
     for _ in range(5):
         random.shuffle(lines)
         measured = Measured(lines)
-        assert (measured.accuracy("train"), measured.accuracy("eval")) == (0.42, 0.25)
+        assert (measured.accuracy("train"), measured.accuracy("eval")) == (pytest.approx(0.42), 0.25)
     assert Measured([Metric(kind="train", attempt=1, step=1, loss=1.0)]).accuracy("train") is None

@@ -118,3 +118,19 @@ def test_data_that_nobody_asked_to_learn_pairs_of_says_that_it_has_some(tmp_path
     asked = {"train": {"path": str(file), "shown": "pairs.jsonl", "whole": True}}
     (found,) = data_sample.look({"files": asked, "data": settings, "seq_len": 64}, None).values()
     assert found["form"] == "preference" and 'kind = "dpo"' in found["rows_bad"][0]["hint"]
+
+
+def test_pairs_that_do_not_fit_are_seen_before_the_start(tokenizer: Any, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n{"prompt": "a", "chosen": "b", "rejected": "' + "long " * 60 + '"}\n')
+    ((short,), _) = encode(tokenizer, [{"prompt": "a", "chosen": "b", "rejected": "c"}])
+    asked = {"train": {"path": str(file), "shown": "pairs.jsonl", "whole": True, "previews": 2}}
+    for room, silent in ((len(short.tokens), 1), (len(short.tokens) - 1, 2), (4096, 0)):
+        (found,) = data_sample.look({"files": asked, "data": SETTINGS, "seq_len": room}, tokenizer).values()
+        assert (found["form"], found["rows_silent"], found["tokens_sampled"]) == ("preference", silent, 2)
+    texts = found["previews"][0]["texts"]
+    assert (
+        texts[0].startswith("[better]\n")
+        and any("[other]\n" in text for text in texts[::2])
+        and [text[:1] for text in texts[1::2]] == ["b", "c"]
+    )

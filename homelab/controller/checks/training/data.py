@@ -16,6 +16,7 @@ from homelab.controller.config.cluster import Node
 from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.node_commands import copy_between, on_node, path_word
+from homelab.shared.protocol.row_forms import PREFERENCE
 from homelab.shared.protocol.worker_messages import FileSample
 
 MOST_TRUNCATED = 0.10
@@ -92,8 +93,9 @@ def truncated(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     for role, file in _sampled(evidence):
         if file.tokens_sampled and file.rows_longer > MOST_TRUNCATED * file.tokens_sampled:
             seq_len = _seq_len(evidence)
+            cut = "are cut at the end" if file.form != PREFERENCE else "teach nothing: both answers of a pair are learned, or none"
             message = (
-                f"{file.rows_longer / file.tokens_sampled:.0%} of the samples of the {role} file are longer than seq_len {seq_len} and are cut at the end "
+                f"{file.rows_longer / file.tokens_sampled:.0%} of the samples of the {role} file are longer than seq_len {seq_len} and {cut} "
                 f"(the longest has {file.longest_tokens} tokens, half of them more than {file.median_tokens})"
             )
             enough = -(-file.longest_tokens // 64) * 64
@@ -124,7 +126,9 @@ def loss(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
         every = file.rows_silent == file.tokens_sampled
         share = "no sample" if every else f"{1 - file.rows_silent / file.tokens_sampled:.0%} of the samples"
         message = f"{share} of the train file {'has' if every else 'have'} a token that is trained within seq_len {_seq_len(evidence)}"
-        hint = "edit the recipe: raise [train] seq_len so that the answers fit, or set [data] completion_only = false"
+        hint = "edit the recipe: raise [train] seq_len so that the answers fit" + (
+            "" if file.form == PREFERENCE else ", or set [data] completion_only = false"
+        )
         yield ("", Problem("fail" if every and file.whole and file.tokens_sampled == file.rows_read else "warn", message, hint))
 
 

@@ -6,19 +6,17 @@ from homelab.controller.features.report import curves
 from homelab.shared.protocol.rank_messages import Metric
 
 
-def lines(**more: float) -> list[Metric]:
-    trained = [
-        Metric(kind="train", step=step, rank=0, loss=0.7 / step, **({"accuracy": more["accuracy"]} if more else {})) for step in (1, 2)
-    ]
-    return [*trained, Metric(kind="eval", step=2, eval_loss=0.4, **({"eval_accuracy": 0.9} if more else {}))]
+def lines(accuracy: float | None) -> list[Metric]:
+    trained = [Metric(kind="train", step=step, rank=0, loss=0.7 / step, accuracy=accuracy) for step in (1, 2)]
+    return [*trained, Metric(kind="eval", step=2, eval_loss=0.4, eval_accuracy=None if accuracy is None else 0.9)]
 
 
 def test_the_unit_and_the_curve() -> None:
-    charts = {chart.name: chart for chart in curves.curves(lines(accuracy=0.75), {})}
+    charts = {chart.name: chart for chart in curves.curves(lines(0.75), {})}
     assert charts["Loss"].unit == "of a pair" and "Better answer found" in charts
     assert {series.label: [point.value for point in series.points] for series in charts["Better answer found"].series} == {
         "training": [0.75, 0.75],
         "held out": [0.9],
     }
-    charts = {chart.name: chart for chart in curves.curves(lines(), {})}
+    charts = {chart.name: chart for chart in curves.curves(lines(None), {})}
     assert charts["Loss"].unit == "nats per token" and "Better answer found" not in charts
