@@ -28,7 +28,7 @@ from homelab.shared.law.wire_bytes import BUCKET_MB
 # Assumed until a save was measured: an older disk, and the file is read again for its sha256; a large state is only copied.
 _DISK_BYTES_PER_S, _COPY_BYTES_PER_S = 200e6, 1e9
 _WORTH_A_WORD_S = 0.005
-_FORWARD_PART = 0.3  # of a training pass, assumed until an evaluation was measured
+FORWARD_PART = 0.3  # of a training pass, assumed until an evaluation was measured
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ def evaluate_s_of(job: TrainingJob, rate: float) -> float:
     measured = [profile.evaluate_s for profile in job.workload.speeds.files.values() if profile.evaluate_s is not None]
     if measured:
         return max(measured)
-    return (job.workload.held_out_rows or 0) * job.workload.rows.tokens_mean * _FORWARD_PART / rate
+    return (job.workload.held_out_rows or 0) * job.workload.rows.tokens_mean * FORWARD_PART / rate
 
 
 def whole_s(job: TrainingJob, steps: int, step_s: float, save_s: float, evaluate_s: float) -> float:
