@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.worker import harness
-from tests.worker.training.test_exactness import AFTER_ALL, COMMON, LENGTH, SHORT, assert_every_sample_once_per_epoch, assert_the_same
+from tests.worker.training.test_exactness import AFTER_ALL, COMMON, LENGTH, LONG, SHORT, assert_every_sample_once_per_epoch, assert_the_same
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
@@ -71,6 +71,17 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     ),
     "orpo by hsdp on 2 and 2": ("orpo", "lora", {"shares": [5, 4, 2, 1], "micro_batch": [2, 1, 2, 1], "strategy": "hsdp", "nodes": ["a", "a", "b", "b"]}, {}),
 }  # fmt: skip
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_thirty_steps_too(kind: str, strategy: str, forks: harness.Forks, tmp_path: Path, model: Path, preferences: Path) -> None:
+    changes = recipe(kind) | LENGTH[LONG]
+    alone, run = (harness.make_run(tmp_path / who, model, preferences, **changes) for who in ("one", "run"))
+    forks.train(alone, 1, [12], micro_batch=5)
+    forks.train(run, 1, [6, 4, 2], micro_batch=[1, 2, 3], strategy=strategy)
+    assert_the_same(run, alone, {1: (1, 3)}, LONG, CLIPPED_AT)
 
 
 STAGES: dict[str, tuple[str, str, list[int], dict[str, Any], dict[str, Any]]] = {
