@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,8 @@ import typer
 from homelab.cli import common, completion, terminal
 from homelab.cli.questions import asked
 from homelab.cli.run_command import RunCommand
-from homelab.controller.base.hint import Hint, homelab
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.base.hint import Hint, homelab, with_options
 
 if TYPE_CHECKING:
     from homelab.controller.features.recover.examine import Examination
@@ -61,7 +63,13 @@ def command(
         strategy,
     )
     with Fleet(common.load_cluster(cluster)) as fleet:
-        paths = recover_run(fleet, request, view)
+        try:
+            paths = recover_run(fleet, request, view)
+        except HomelabError as error:  # a recovery that it proposes is the one that was asked for, and a little more
+            typed = [("--nodes", nodes), ("--strategy", strategy), *(("--skip", check) for check in skip)]
+            kept = "".join(f" {name} {shlex.quote(value)}" for name, value in typed if value and name not in (error.hint or ""))
+            error.hint = with_options(error.hint or "", lambda name: kept if name == "recover" else "")
+            raise
         return view.wait(fleet, paths) if wait else 0
 
 
