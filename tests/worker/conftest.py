@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.worker import harness
+
+
+@pytest.fixture(autouse=True)
+def the_environment_stays() -> Iterator[None]:
+    """Tools of the worker set variables of their own process (`homelab.worker.runtime.imports`), which here is that of all tests: ranks of a later one would
+    start with them."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")
