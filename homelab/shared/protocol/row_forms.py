@@ -136,7 +136,8 @@ def _candidates(row: Mapping[str, Any], given: Mapping[str, str], text: str) -> 
         yield RowForm("text", TEXT, {"text": text})
     if named_pair or ("prompt" in row and "completion" in row):
         prompt, completion = _one(row, "prompt", _PROMPTS, given), _one(row, "completion", _COMPLETIONS, given)
-        yield _pair(row, prompt, completion, given, extras)
+        if completion in row or not has_preference(row):
+            yield _pair(row, prompt, completion, given, extras)
     if text in row:
         yield RowForm("text", TEXT, {"text": text})
     if any(key in row for key in _PREFERENCES):

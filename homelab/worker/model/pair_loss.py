@@ -48,11 +48,11 @@ def figures_of(model: Any) -> PairFigures:
     return figures
 
 
-def install(model: Any, objective: Objective, chunk: int | None = None) -> None:
+def install(model: Any, objective: Objective) -> None:
     """Teach the model; before adapters are added, and after `fused_loss`, whose choice decides whether all logits may exist at once."""
     original: Callable[..., Any] = model.forward
     in_chunks = fused_loss.takes_labelled(model)
-    tokens = chunk or max(1, CHUNK_LOGITS // model.config.get_text_config().vocab_size)
+    tokens = max(1, CHUNK_LOGITS // model.config.get_text_config().vocab_size)
     figures = model.pair_figures = PairFigures()
 
     @functools.wraps(type(model).forward)

@@ -95,8 +95,13 @@ def draft(place: str, model: str, columns: Mapping[str, str] | None = None, *, l
     """A recipe of this data that is good enough to look at the data with: nothing in it is cut."""
     train = {"global_batch": 1, "epochs": 1, "learning_rate": 1e-4, "seq_len": _ANY_LENGTH}
     data = {"train": place, **({"columns": dict(columns)} if columns else {})}
-    objective = {"objective": {"kind": "dpo"}} if learns_pairs else {}
+    objective = {"objective": {"kind": "dpo"}} if learns_pairs or name_pairs(columns or {}) else {}
     return parsed({"model": {"name": model}, "data": data, "method": {"kind": "lora"}, "train": train, **objective})
+
+
+def name_pairs(columns: Mapping[str, str]) -> bool:
+    """Whether these columns, as a person has named them, are those of two answers."""
+    return not columns.keys().isdisjoint(("chosen", "rejected"))
 
 
 def has_pairs(sample: SampleResult | None) -> bool:

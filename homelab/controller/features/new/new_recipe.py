@@ -162,7 +162,7 @@ def _look(wish: Wish, model: str, cluster: Cluster | None, say: Say, *, learns_p
         local = data_look.here(draft, items, _PREVIEWS)
         if sample is None or sample.refused or any(file.sum_tokens for file in local.files.values()):
             sample = local
-    if data_look.has_pairs(sample) and not learns_pairs and not wish.columns:
+    if data_look.has_pairs(sample) and not learns_pairs and not wish.columns.keys() & {"completion", "messages", "text"}:
         return _look(wish, model, cluster, say, learns_pairs=True)
     seen = Seen(sample, tuple(items), plan_inputs, tuple(notes))
     data_look.refuse_bad_rows(seen.file, wish.data, wish.columns)

@@ -297,6 +297,22 @@ def test_rows_that_say_which_answer_is_better_are_learned_as_pairs(tmp_path: Pat
     assert chosen.chosen.recipe.objective is None, "a person may name one of the answers"
 
 
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        ({"q": "a?", "good": "yes", "bad": "no"}, {"prompt": "q", "chosen": "good", "rejected": "bad"}),
+        ({"frage": "a?", "chosen": "yes", "rejected": "no"}, {"prompt": "frage"}),
+    ],
+)
+def test_pairs_in_columns_of_other_names_are_learned_as_pairs(row: dict[str, str], columns: dict[str, str], tmp_path: Path) -> None:
+    data = tmp_path / "own.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for _ in range(200)))
+    new_recipe.make(Wish(str(data), MODELS[0], tmp_path / "r.toml", offline=True, columns=columns), CLUSTERS["one small card"], no_say)
+    recipe = load_recipe(tmp_path / "r.toml")
+    assert recipe.objective is not None and recipe.data is not None and recipe.data.columns is not None
+    assert {name: column for name, column in vars(recipe.data.columns).items() if column} == columns
+
+
 def test_few_rows_get_a_command_that_tries_fewer_passes(tmp_path: Path) -> None:
     said = {}
     for name in ("three rows", "chats", "Alpaca", "preferences"):
