@@ -134,3 +134,15 @@ def test_pairs_that_do_not_fit_are_seen_before_the_start(tokenizer: Any, tmp_pat
         and any("[other]\n" in text for text in texts[::2])
         and [text[:1] for text in texts[1::2]] == ["b", "c"]
     )
+
+
+def test_what_the_passes_have_shown_is_summed_over_pairs_that_count() -> None:
+    import torch
+
+    from homelab.worker.model.pair_loss import PairFigures
+
+    figures = PairFigures()
+    figures.add(torch.tensor([1.0, -2.0, 5.0]), torch.tensor([1.0, 1.0, 0.0]))
+    figures.add(torch.tensor([0.5]), torch.tensor([1.0]))
+    assert figures.take() == (-0.5, 2.0)
+    assert figures.take() == (0.0, 0.0), "each step anew"
