@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from homelab.shared.law.pipeline_schedule import most_in_flight
+from homelab.shared.recipe import Objective
 from homelab.shared.recipe.data import Data
 from homelab.shared.recipe.training import Train
 from homelab.worker.runtime.task import Task
@@ -61,8 +62,8 @@ def resolved_recipe(**changes: Any) -> dict[str, Any]:
     for name, value in changes.items():
         section, key = name.split("__")
         if section == "objective":  # left out where nothing of it is named
-            recipe.setdefault(section, {"kind": "dpo", "beta": 0.1, "gamma": None})
-            recipe["data"]["format"] = "preference"
+            recipe.setdefault(section, dataclasses.asdict(Objective("dpo")))
+            recipe["data"]["format"] = Objective(changes["objective__kind"]).format
         assert key in recipe[section], name
         recipe[section][key] = value
     return recipe

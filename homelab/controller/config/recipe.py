@@ -13,7 +13,7 @@ from pydantic import model_validator
 
 from homelab.controller.base.models import ConfigModel
 from homelab.controller.config.environment import RecipeEnvironment, refusal_of_the_law
-from homelab.shared.protocol.row_forms import PREFERENCE
+from homelab.shared.protocol.row_forms import LABELLED, PREFERENCE
 from homelab.shared.recipe import Checkpoint, Data, Method, Model, Objective, Parallel, Recovery, Script, Tracking, Train
 from homelab.shared.recipe.neutral import NEUTRAL
 
@@ -91,21 +91,28 @@ class RecipeFile(RunSections):
         if self.data is None or self.method is None:
             return self
         if self.objective is None:
-            if self.data.format == PREFERENCE or (self.data.columns is not None and self.data.columns.kind == PREFERENCE):
+            kind = self.data.columns.kind if self.data.columns is not None and self.data.format == "auto" else self.data.format
+            if kind == PREFERENCE:
                 raise ValueError(
                     'rows with two answers need an objective: add [objective] with kind = "dpo"; or name the answer to learn with [data] columns'
                 )
+            if kind == LABELLED:
+                raise ValueError('labelled answers need an objective: add [objective] with kind = "kto"; or leave `label` out')
             return self
-        if self.data.format not in ("auto", PREFERENCE):
+        form = self.objective.format
+        if self.data.format not in ("auto", form):
             raise ValueError(
-                f'[objective] learns from pairs of answers: leave [data] format out, or set it to "{PREFERENCE}" (it is "{self.data.format}")'
+                f'kind = "{self.objective.kind}" learns from {self.objective.rows}: leave [data] format out, or set it to "{form}" (it is "{self.data.format}")'
             )
-        if self.data.columns is not None and not self.data.columns.fits(PREFERENCE):
-            raise ValueError(
-                "[objective] learns from pairs of answers: [data] columns names `chosen` and `rejected`, and `prompt` where it stands alone"
+        if self.data.columns is not None and not self.data.columns.fits(form):
+            named = (
+                "`prompt` and `completion`, or `messages`, and `label`"
+                if form == LABELLED
+                else "`chosen` and `rejected`, and `prompt` where it stands alone"
             )
+            raise ValueError(f'kind = "{self.objective.kind}" learns from {self.objective.rows}: [data] columns names {named}')
         for key, used, fix in (
-            ("[data] packing", self.data.packing, "a pair stays together: leave it out"),
+            ("[data] packing", self.data.packing, "answers stay apart: leave it out"),
             ("[data] completion_only = false", not self.data.completion_only, "the answers are compared: leave it out"),
             ('[method] backend = "unsloth"', self.method.backend == "unsloth", "Unsloth computes its own loss: leave it out"),
         ):
@@ -137,7 +144,7 @@ def parse_recipe(content: object, *, strict: bool | None = None) -> Recipe:
     file = RecipeFile.model_validate(content, strict=strict)
     sections = {name: getattr(file, name) for name in RecipeFile.model_fields}
     if file.objective is not None and file.data is not None:
-        sections["data"] = replace(file.data, format="preference")  # so that all who read rows know what they look for
+        sections["data"] = replace(file.data, format=file.objective.format)  # so that all who read rows know what they look for
     return TrainRecipe(**sections) if file.script is None else ScriptRecipe(**sections)
 
 
@@ -147,7 +154,7 @@ def deciding(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
     if recipe.get("objective"):
         law["objective"] = recipe["objective"]
     for name, neutral in NEUTRAL.items():
-        if law[name]:
+        if law.get(name):
             law[name] = {key: value for key, value in law[name].items() if key not in neutral or value != neutral[key]}
     if law["method"]:
         law["method"].pop("backend", None)  # the library (transformers or Unsloth) is no part of the law

@@ -63,7 +63,7 @@ class Measured:
                 del self._saves[min(self._saves)]
 
     def accuracy(self, kind: str) -> float | None:
-        """The part of the pairs whose better answer the model found better in the newest line of this kind; None where no pairs are learned."""
+        """The part of the pairs or answers that the model judged rightly in the newest line of this kind; None where tokens are learned."""
         return self._accuracies[kind][2] if kind in self._accuracies else None
 
     def pace(self, attempt: int) -> AttemptPace:

@@ -160,7 +160,8 @@ class Snapshot(DisplayValue):
     loss: float | None
     eval_losses: tuple[LossPoint, ...] = ()
     accuracy: float | None = None
-    """Of pairs of answers: the part whose better one the model finds better, in the last step; None where tokens are learned."""
+    """The part of the pairs whose better answer the model finds better, or of judged answers that are on their right side, in the last step; None where tokens are
+    learned."""
     eval_accuracy: float | None = None
     """The same of the held-out pairs."""
     eta_s: float | None = None

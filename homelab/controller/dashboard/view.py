@@ -125,7 +125,7 @@ def _losses(snapshot: Snapshot, now: float, width: int) -> Text:
     left = Text.assemble((" loss ", "dim"), words.loss(start), " → ", (words.loss(now), style))
     right = Text.assemble(("perplexity ", "dim"), words.perplexity(now))
     if snapshot.accuracy is not None:
-        right = Text.assemble(("better answer found ", "dim"), words.percent(100 * snapshot.accuracy))
+        right = Text.assemble(("judged rightly ", "dim"), words.percent(100 * snapshot.accuracy))
     if snapshot.eval_losses:
         ends_ = dict.fromkeys((snapshot.eval_losses[0], snapshot.eval_losses[-1]))
         held_out = Text.assemble(("eval ", "dim"), " → ".join(words.loss(point.loss) for point in ends_))

@@ -80,8 +80,12 @@ INFLUENCES = (
         "start of the adapters", "drawn from [train] seed and the name of each", "tests/worker/model/test_adapters.py::test_every_adapter_starts_from_the_seed_alone",
     ),
     Influence(
-        "what the base gives to pairs of answers", "computed once before the first step, and kept beside the run on every node",
+        "what the base gives to answers", "computed once before the first step, and kept beside the run on every node",
         "tests/worker/training/test_preferences.py::test_a_run_goes_on_elsewhere_with_the_reference_it_began_with",
+    ),
+    Influence(
+        "the other answer that a labelled one is compared with", "drawn once by [train] seed; the mean over the global batch is gathered before its passes",
+        "tests/worker/training/test_preferences.py::test_a_baseline_of_one_rank_is_seen",
     ),
     Influence(
         "weights that a text gives no gradient", "frozen on every rank, and named in a note",

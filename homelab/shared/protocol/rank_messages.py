@@ -28,7 +28,7 @@ class Heartbeat(Message):
 
 
 class Metric(Message):
-    """One line of metrics.jsonl. Loss is the global mean per token, or of a pair of answers; tokens and seconds are this rank's own."""
+    """One line of metrics.jsonl. Loss is the global mean per token, or of a pair of answers or a judged one; tokens and seconds are this rank's own."""
 
     kind: str  # train | eval | note | shares | save
     time: Moment = 0.0
@@ -39,7 +39,7 @@ class Metric(Message):
     epoch: Number = None
     loss: float | None = None  # not finite where the training has diverged
     eval_loss: float | None = None
-    accuracy: Number = None  # of pairs: the part whose better answer the model finds better
+    accuracy: Number = None  # the part of the pairs or answers that the model judges rightly
     eval_accuracy: Number = None
     tokens: Count | None = None
     tokens_per_s: Number = None

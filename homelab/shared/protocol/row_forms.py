@@ -16,32 +16,25 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from typing import Any
+    from typing import Any, Literal
 
 RULES = 2  # how rows are made. Another rule is another number, and a run goes on with the rows that it began with
 RULES_KEY = "rows"  # of a run.json
-CHAT, PAIR, TEXT, PREFERENCE = "chat", "prompt-completion", "text", "preference"
+CHAT, PAIR, TEXT = "chat", "prompt-completion", "text"
+PREFERENCE: Literal["preference"] = "preference"
+LABELLED: Literal["labelled"] = "labelled"
+OF_OBJECTIVES = (PREFERENCE, LABELLED)
 # What [data] columns can name: where a part of the row stands. `role` and `content` are keys of a message.
 PARTS = (
-    "messages",
-    "role",
-    "content",
-    "prompt",
-    "input",
-    "completion",
-    "chosen",
-    "rejected",
-    "system",
-    "history",
-    "text",
-    "tools",
-    "documents",
+    "messages", "role", "content", "prompt", "input", "completion", "chosen", "rejected", "label", "system", "history", "text", "tools", "documents",
     "chat_template_kwargs",
-)
+)  # fmt: skip
 _CONVERSATIONS = ("messages", "conversations", "conversation")
 _PROMPTS = ("prompt", "instruction", "question", "query", "problem", "user", "human", "input")
 _COMPLETIONS = ("completion", "output", "response", "answer", "solution", "assistant", "target", "reply")
 _PREFERENCES = ("chosen", "rejected")
+_PLAIN = ("prompt completion", "text", "prompt chosen rejected", "chosen rejected", "prompt completion label", "messages label")
+_LABELS = ("label", "desirable", "thumbs_up", "is_good")
 # Optional parts, with the names that they go by.
 _EXTRAS = {
     "input": ("input", "context"), "system": ("system", "system_prompt"), "history": ("history",), "tools": ("tools", "functions"),
@@ -57,7 +50,7 @@ _ABOUT = frozenset((
 
 @dataclass(frozen=True)
 class RowForm:
-    """How the rows of a file are read. `name` is for people, `kind` one of chat, prompt-completion, text, preference; `columns` says which column is which part."""
+    """How the rows of a file are read. `name` is for people, `kind` one of chat, prompt-completion, text, preference, labelled; `columns` says which column is which part."""
 
     name: str
     kind: str
@@ -66,7 +59,15 @@ class RowForm:
     @property
     def required(self) -> tuple[str, ...]:
         """Parts that every row must have."""
-        return {CHAT: ("messages",), PAIR: ("prompt", "completion"), TEXT: ("text",), PREFERENCE: ("chosen", "rejected")}[self.kind]
+        of_label = ("messages", "label") if "messages" in self.columns else ("prompt", "completion", "label")
+        of_kind = {
+            CHAT: ("messages",),
+            PAIR: ("prompt", "completion"),
+            TEXT: ("text",),
+            PREFERENCE: ("chosen", "rejected"),
+            LABELLED: of_label,
+        }
+        return of_kind[self.kind]
 
     @property
     def said(self) -> str:
@@ -81,8 +82,12 @@ class RowForm:
                 return self.kind
             keys = f", {self.columns['role']} and {self.columns['content']}" if self.columns["role"] != "role" else ""
             return f"{self.name} ({self.columns['messages']}{keys})"
-        columns = [self.columns[part] for part in ("prompt", "input", "completion", "chosen", "rejected", "text") if part in self.columns]
-        if columns in (["prompt", "completion"], ["text"], ["prompt", "chosen", "rejected"], ["chosen", "rejected"]):
+        columns = [
+            self.columns[part]
+            for part in ("messages", "prompt", "input", "completion", "chosen", "rejected", "label", "text")
+            if part in self.columns
+        ]
+        if " ".join(columns) in _PLAIN:
             return self.kind
         return f"{self.name} ({', '.join(columns)})" if " and ".join(columns) != self.name else self.name
 
@@ -102,6 +107,8 @@ def detect(row: Mapping[str, Any], settings: Mapping[str, Any]) -> RowForm:
     wanted = settings.get("format", "auto")
     if wanted == PREFERENCE:
         return _preference(row, given)
+    if wanted == LABELLED:
+        return _labelled(row, given)
     text = given.get("text") or settings.get("text_column", "text")
     found = None
     for form in _candidates(row, given, text):
@@ -116,6 +123,11 @@ def detect(row: Mapping[str, Any], settings: Mapping[str, Any]) -> RowForm:
 def has_preference(row: Mapping[str, Any]) -> bool:
     """Whether a row says which of two answers is better, by the usual names."""
     return all(key in row for key in _PREFERENCES)
+
+
+def label_in(row: Mapping[str, Any]) -> str | None:
+    """The column that says true or false of a row's answer, by the usual names."""
+    return next((name for name in _LABELS if isinstance(row.get(name), bool)), None)
 
 
 def missing(row: Mapping[str, Any], what: str, *, settings: str = "") -> FormError:
@@ -197,6 +209,25 @@ def _preference(row: Mapping[str, Any], given: Mapping[str, str]) -> RowForm:
     prompt = given.get("prompt") or next((name for name in _PROMPTS if name in row), None)
     extras = {part: _extra(row, part, given) for part in _EXTRAS if part != "input"}
     return RowForm("preference", PREFERENCE, {**({"prompt": prompt} if prompt else {}), **answers, **extras})
+
+
+def _labelled(row: Mapping[str, Any], given: Mapping[str, str]) -> RowForm:
+    """An answer to a prompt, or a conversation that ends with an answer, and whether it is good. Raises FormError."""
+    label = given.get("label") or next((name for name in _LABELS if name in row), _LABELS[0])
+    if label not in row:
+        error = missing(row, label)
+        if has_preference(row):
+            error.hint = '[objective] kind = "kto" learns from single answers: these rows are pairs, so set kind = "dpo"'
+        else:
+            error.hint = '[objective] kind = "kto" learns from labelled answers: give each row "prompt", "completion" and "label", or name them with [data] columns'
+        raise error
+    rest = {key: value for key, value in row.items() if key != label}
+    inner = detect(rest, {"columns": {part: column for part, column in given.items() if part != "label"}})
+    if inner.kind == TEXT:
+        error = missing(row, "prompt")
+        error.hint = 'a labelled answer needs its question: give each row "prompt" and "completion", or name them with [data] columns'
+        raise error
+    return RowForm("labelled", LABELLED, {**inner.columns, "label": label})
 
 
 def _one(row: Mapping[str, Any], part: str, names: tuple[str, ...], given: Mapping[str, str]) -> str:

@@ -57,7 +57,8 @@ class FileSample(Message):
     estimated from its size where it is too long to be tokenized; its place is `longest_at`. `largest_id` is the largest token id
     of the rows that were tokenized. `revision` is the commit of a data set of the hub.
     `read_as` is the form in words, `unused` says what of the rows nobody reads. `sum_tokens` are the tokens of the rows that were tokenized, `loss_tokens`
-    those of them that are learned; `previews` some rows, if they were asked for.
+    those of them that are learned; `previews` some rows, if they were asked for. `labels` is a column that says true or false of an answer, and that nobody has asked
+    for; of those that were asked for, `answers_good` are true.
     """
 
     revision: Annotated[str, Matches("^([0-9a-f]{40})?$")] = ""
@@ -65,13 +66,15 @@ class FileSample(Message):
     whole: bool = False
     rows_read: Count = 0
     rows_bad: Annotated[tuple[BadRow, ...], Longest(10_000)] = ()
-    form: str = ""  # chat | prompt-completion | text | preference; beside `rows_bad`: pairs that nobody has asked for
+    form: str = ""  # chat | prompt-completion | text | preference | labelled; beside `rows_bad`: pairs that nobody has asked for
     read_as: ShownWords = ""
+    labels: ShownWords = ""
     unused: Annotated[tuple[ShownWords, ...], Longest(50)] = ()
     needs_chat_template: bool = False
     tokens_sampled: Count = 0
     rows_longer: Count = 0
     rows_silent: Count = 0
+    answers_good: Count = 0
     rows_mute: Count = 0
     mute_at: ShownWords = ""
     longest_tokens: Count = 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from homelab.shared.markers import AtLeast, AtMost, Holds, Shortest
-from homelab.shared.protocol.row_forms import CHAT, PAIR, PREFERENCE, TEXT
+from homelab.shared.protocol.row_forms import CHAT, LABELLED, PAIR, PREFERENCE, TEXT
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Columns:
     """Which column of the data is which part of a row, where its name does not say it. Parts that are left out are found by their usual names.
 
     `messages` is a conversation, with `role` and `content` the keys of its messages; or `prompt` (with a further `input`) and `completion`;
-    or `text`; or two answers, `chosen` and `rejected`, with `prompt` where it stands alone.
+    or `text`; or two answers, `chosen` and `rejected`, with `prompt` where it stands alone. `label` says whether the one answer of a row is good.
     `system`, `history`, `tools`, `documents` and `chat_template_kwargs` go to the chat template with them.
     """
 
@@ -44,6 +44,7 @@ class Columns:
     completion: Word | None = None
     chosen: Word | None = None
     rejected: Word | None = None
+    label: Word | None = None
     text: Word | None = None
     system: Word | None = None
     history: Word | None = None
@@ -56,6 +57,8 @@ class Columns:
         """The format that these columns are of; None where they leave it open."""
         if self.chosen or self.rejected:
             return PREFERENCE
+        if self.label:
+            return LABELLED
         if self.messages or self.role or self.content:
             return CHAT
         if self.prompt or self.input or self.completion or self.history:
@@ -65,7 +68,9 @@ class Columns:
     def fits(self, kind: str) -> bool:
         """Whether rows of this format can have these columns."""
         if kind == PREFERENCE:
-            return not any((self.messages, self.role, self.content, self.input, self.completion, self.text))
+            return not any((self.messages, self.role, self.content, self.input, self.completion, self.text, self.label))
+        if kind == LABELLED:
+            return not any((self.chosen, self.rejected, self.text))
         return self.kind in (None, kind)
 
     def __post_init__(self) -> None:
@@ -74,6 +79,8 @@ class Columns:
             ("prompt and completion (with input, history)", (*((self.prompt, self.history) if not (self.chosen or self.rejected) else ()), self.input, self.completion)),
             ("text", (self.text,)),
         ) if any(parts)]  # fmt: skip
+        if self.label and (self.chosen or self.rejected):
+            kinds.append("label (of one answer)")
         if len(kinds) > 1:
             raise ValueError(f"`columns` names {' beside '.join(kinds)}: a row is one of them")
         named = [column for part, column in vars(self).items() if column and part not in ("role", "content")]
@@ -101,7 +108,7 @@ class Data:
     train: Annotated[str, Shortest(1), Holds(_names_something)]
     eval: Annotated[str | None, Holds(_names_something)] = None
     eval_fraction: Annotated[float, AtLeast(0), AtMost(0.5)] = 0.0
-    format: Literal["auto", "chat", "prompt-completion", "text", "preference"] = "auto"
+    format: Literal["auto", "chat", "prompt-completion", "text", "preference", "labelled"] = "auto"
     completion_only: bool = True
     packing: bool = False
     config: Word | None = None

@@ -34,7 +34,7 @@ def model_card(task: Task, curves: Curves, step: int, *, is_moved_by_peft: bool)
     library = "transformers" if method.kind == "full" else "peft"
     front = [f"base_model: {json.dumps(model)}", f"library_name: {library}", "pipeline_tag: text-generation"]
     name = task.run.get("name", task.run_dir.name)
-    objective = f"{task.objective.kind} (pairs of answers, beta {task.objective.beta:g}), " if task.objective is not None else ""
+    objective = f"{task.objective.kind} ({task.objective.rows}, beta {task.objective.beta:g}), " if task.objective is not None else ""
     parts = [
         "---\n" + "\n".join(front) + "\n---",
         f"# {name}",
@@ -69,7 +69,7 @@ def _cluster(task: Task) -> str:
 
 def _results(curves: Curves, steps: int, *, of_pairs: bool) -> str:
     """Losses of the whole run, all attempts together: before and after, and the best between."""
-    lines = ["| | loss of a pair |", "|---|---|"] if of_pairs else ["| | loss per token | perplexity |", "|---|---|---|"]
+    lines = ["| | loss of a row |", "|---|---|"] if of_pairs else ["| | loss per token | perplexity |", "|---|---|---|"]
     losses = curves.eval_losses
     best = min(losses, key=lambda step: (losses[step], -step), default=None)
     for step in sorted({*([min(losses), max(losses)] if losses else []), *([best] if best is not None else [])}):

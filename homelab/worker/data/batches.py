@@ -11,7 +11,7 @@ import hashlib
 import itertools
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from homelab.shared.law import order
 from homelab.shared.recipe import Objective
 from homelab.worker.balancing.balancer import Balance
 from homelab.worker.data import pair_batches
-from homelab.worker.data.encoding import Row
+from homelab.worker.data.rows import Row
 
 IGNORED = -100  # torch's default ignore_index of cross entropy
 Batch = dict[str, Any]  # keyword arguments of a model's forward: tensors, and the lengths of joined rows
@@ -33,6 +33,7 @@ class StepItem:
 
     `micro_batches` are keyword arguments of the model's forward, `seeds` one random seed for each of them (see `random_seed`).
     `sources` are the data rows in here. `loss_tokens` counts the whole global batch, over all ranks (of an objective, its pairs); `input_tokens` only this rank's.
+    `unmatched` are passes over the other rows of judged answers.
     """
 
     step: int
@@ -43,6 +44,7 @@ class StepItem:
     rows: int
     input_tokens: int
     loss_tokens: int
+    unmatched: list[Batch] = field(default_factory=list)
 
     @property
     def pass_tokens(self) -> list[int]:
@@ -92,6 +94,7 @@ class StepBatches(Dataset):
             rows=len(rows),
             input_tokens=sum(len(row.tokens) for row in rows),
             loss_tokens=sum(self.form.count(self.rows[row]) for row in chosen),
+            unmatched=[self.form.unmatched(group) for group in groups],
         )
 
 
@@ -115,7 +118,7 @@ class Form:
     """How rows become the tensors of a pass. `pad` is the token of padding; `joined` as in `join`, else as in `collate`.
 
     `labelled` adds the positions with a loss, for a fused loss that wants them: they are counted here, so the CPU does not have to wait for a card.
-    `objective`: rows are pairs of answers, and pairs are counted; None: tokens.
+    `objective`: rows are pairs of answers, or answers that are judged alone, and rows are counted; None: tokens.
     """
 
     pad: int
@@ -126,20 +129,31 @@ class Form:
     def batch(self, rows: Sequence[Row], *, packed: bool, learned: float = 1.0) -> Batch:
         """The keyword arguments of one forward pass. `learned`: see `learned`, of the global batch."""
         pairs: Batch = {}
-        if self.objective is not None:
+        if self.judges:
+            pairs = pair_batches.judged(rows)
+        elif self.objective is not None:
             learns_prompts = self.objective.learns_answers
             pairs = pair_batches.tensors(rows, learns_prompts=learns_prompts, learned=learned)
             rows = pair_batches.with_prompts(rows) if learns_prompts else pair_batches.answers(rows)
         batch = join(rows) if self.joined else collate(rows, self.pad, packed=packed)
         return batch | ({"labelled": labelled(batch["labels"])} if self.labelled else {}) | pairs
 
+    @property
+    def judges(self) -> bool:
+        """Whether rows are answers that are judged alone."""
+        return self.objective is not None and self.objective.learns_labels
+
+    def unmatched(self, rows: Sequence[Row]) -> Batch:
+        """A pass over the other rows of judged answers; empty where rows are none."""
+        return self.batch([row.other for row in rows if row.other is not None], packed=False) if self.judges else {}
+
     def stand_in(self, *, packed: bool) -> Batch:
         """A pass without a loss."""
-        row = stand_in(self.pad) if self.objective is None else pair_batches.stand_in(self.pad)
+        row = stand_in(self.pad) if self.objective is None or self.judges else pair_batches.stand_in(self.pad)
         return self.batch([row], packed=packed)
 
     def count(self, row: Row) -> int:
-        """What the loss is divided by, of one row: its tokens with a loss, or 1 for a pair that teaches something."""
+        """What the loss is divided by, of one row: its tokens with a loss, or 1 for a pair or an answer that teaches something."""
         return row.loss_tokens if self.objective is None else pair_batches.counts(row)
 
     def counted(self, batch: Batch) -> int:

@@ -10,52 +10,18 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from homelab.shared.law import order, packing
 from homelab.shared.protocol import row_forms
 from homelab.shared.protocol.row_forms import RowForm
-from homelab.worker.data import hub, samples
+from homelab.worker.data import compared_answers, hub, samples
 from homelab.worker.data.chat_templates import Renderer, Text
 from homelab.worker.data.readers import Record, read
+from homelab.worker.data.rows import EncodedData, Row
 from homelab.worker.errors import WorkerError
 
 ENCODE_AT_ONCE = 1024  # texts per call of the tokenizer: enough for its threads, and small in memory
-
-
-@dataclass(slots=True)
-class Row:
-    """One training sequence: a sample, or several when packed; or two answers to one prompt, the better one first, each with the prompt.
-
-    `tokens` are token ids, `trained` has a 1 for every token whose prediction counts, `sources` the data rows in here
-    and `starts` where each of them begins. A sample's first token has no prediction, so it never counts. `reference` has the summed
-    log-probabilities (nats) that the base model gives to the two answers, where the objective compares with them.
-    """
-
-    tokens: array[int]
-    trained: bytes
-    sources: tuple[int, ...]
-    starts: tuple[int, ...] = (0,)
-    reference: tuple[float, float] = (0.0, 0.0)
-
-    @property
-    def loss_tokens(self) -> int:
-        """Tokens of this row whose prediction counts."""
-        return sum(self.trained)
-
-
-@dataclass
-class EncodedData:
-    """Everything the trainer needs: rows to train on, rows held out, and notes for the user.
-
-    `commits` of data from the hub, by role ("train", "eval"), as far as they are known.
-    """
-
-    train: list[Row]
-    held_out: list[Row]
-    notes: list[str] = field(default_factory=list)
-    commits: dict[str, str] = field(default_factory=dict)
 
 
 def load_data(run: dict[str, Any], tokenizer: Any, node: str = "this node") -> EncodedData:
@@ -143,6 +109,7 @@ class Encoder:
         renderer = Renderer(self.tokenizer, self.settings)
         if form.kind == row_forms.PREFERENCE:
             return self._encode_pairs(records, part, form, renderer)
+        judges = form.kind == row_forms.LABELLED
         if form.kind == row_forms.CHAT and not self.tokenizer.chat_template:
             raise WorkerError(
                 "the data is chat, but the model's tokenizer has no chat template",
@@ -154,9 +121,25 @@ class Encoder:
         for start in range(0, len(records), ENCODE_AT_ONCE):
             batch = records[start : start + ENCODE_AT_ONCE]
             texts = [renderer.render(record, form) for record in batch]
-            cut += self._tokenize(batch, texts, rows, self.seq_len)
+            cut += self._tokenize(batch, texts, rows, None if judges else self.seq_len)
+        if judges:
+            for record, row in zip(records, rows, strict=True):
+                row.good = samples.is_good(record, form)
+            self._judge(part, rows)
         self._report(part, form, rows, cut, renderer)
         return rows
+
+    def _judge(self, part: str, rows: Sequence[Row]) -> None:
+        """Of judged answers: one that is longer than seq_len keeps its place, and is cut and not learned, as a pair is."""
+        long = compared_answers.silence_long(rows, self.seq_len)
+        good = sum(row.good for row in rows)
+        self.note(f"{part} data: {good} answers are good, {len(rows) - good} are bad")
+        if long:
+            self.note(
+                f"{part} data: {long} of {len(rows)} answers are longer than seq_len {self.seq_len} with their prompts; they keep their place and teach nothing"
+            )
+        if len(rows) > 1 and good in (0, len(rows)):
+            self.note(f"{part} data: all answers are {'good' if good else 'bad'}; nothing says what the other kind looks like")
 
     def _encode_pairs(self, records: Sequence[Record], part: str, form: RowForm, renderer: Renderer) -> list[Row]:
         """A row per pair, both answers in it. A pair that is longer than seq_len keeps its place, and is cut and not learned: half of an answer is another one."""
@@ -169,11 +152,11 @@ class Encoder:
             for record in batch:
                 for place, (side, of_side) in enumerate(samples.sides(record, form)):
                     texts[place].append((renderer, of_rejected)[place].render(side, of_side))
-            answers: list[list[Row]] = [[], []]
-            for side_texts, side_rows in zip(texts, answers, strict=True):
+            both: list[list[Row]] = [[], []]
+            for side_texts, side_rows in zip(texts, both, strict=True):
                 self._tokenize(batch, side_texts, side_rows, most=None)
-            for chosen, rejected in zip(*answers, strict=True):
-                row = _pair(chosen, rejected, self.seq_len)
+            for chosen, rejected in zip(*both, strict=True):
+                row = compared_answers.pair(chosen, rejected, self.seq_len)
                 cut += len(chosen.tokens) + len(rejected.tokens) > self.seq_len
                 alike += chosen.tokens == rejected.tokens
                 rows.append(row)
@@ -239,19 +222,6 @@ class Encoder:
                 trained[0] = 0
                 rows.append(Row(array("i", tokens[:most]), bytes(trained[:most]), (record.index,)))
         return cut
-
-
-def _pair(chosen: Row, rejected: Row, most: int) -> Row:
-    """Two answers as one row. Where both together have more than `most` tokens, or one has none that counts, nothing of the pair counts."""
-    lengths = [len(chosen.tokens), len(rejected.tokens)]
-    is_whole = sum(lengths) <= most
-    if not is_whole:
-        lengths[0] = min(lengths[0], max(most // 2, most - lengths[1]))
-        lengths[1] = min(lengths[1], most - lengths[0])
-    tokens = chosen.tokens[: lengths[0]] + rejected.tokens[: lengths[1]]
-    counts = is_whole and any(chosen.trained) and any(rejected.trained)
-    trained = chosen.trained + rejected.trained if counts else bytes(sum(lengths))
-    return Row(tokens, trained, chosen.sources, (0, lengths[0]))
 
 
 def special_ids(tokenizer: Any) -> frozenset[int]:

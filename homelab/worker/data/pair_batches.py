@@ -1,4 +1,4 @@
-"""From pairs of answers to the tensors of a pass. The two answers of a pair are samples of their own, one after the other.
+"""From pairs of answers to the tensors of a pass, and from answers that are judged alone. The two answers of a pair are samples of their own, one after the other.
 
 Beside the keyword arguments of any pass (`batches`), with P pairs in it:
 
@@ -7,6 +7,11 @@ Beside the keyword arguments of any pass (`batches`), with P pairs in it:
     reference       [2 P] the base model's summed log-probability of each
     counting        [P] 1 for a pair that counts, 0 for one that teaches nothing
     learned_tokens  `learned`: tokens of the global batch that are learned by themselves (ORPO)
+
+With P judged answers in it, each is a side, and it has `sides`, `answer_tokens`, `reference` and `counting`, all of them [P], and
+
+    good            [P] 1 for a good answer, 0 for a bad one
+    baseline        how far the model has moved on answers to other prompts, nats of an answer: a step measures it before its passes (`training.baseline`)
 """
 
 from __future__ import annotations
@@ -18,13 +23,13 @@ from typing import Any
 
 import torch
 
-from homelab.worker.data.encoding import Row
+from homelab.worker.data.rows import Row
 
-NAMES = ("sides", "answer_tokens", "reference", "counting", "learned_tokens")
+NAMES = ("sides", "answer_tokens", "reference", "counting", "learned_tokens", "good", "baseline")
 
 
 def counts(row: Row) -> bool:
-    """Whether a pair teaches something."""
+    """Whether a pair, or a judged answer, teaches something."""
     return any(row.trained)
 
 
@@ -71,4 +76,22 @@ def tensors(rows: Sequence[Row], *, learns_prompts: bool, learned: float) -> dic
         "reference": torch.tensor([number for row in rows for number in row.reference], dtype=torch.float64),
         "counting": torch.tensor([float(counts(row)) for row in rows], dtype=torch.float64),
         "learned_tokens": torch.tensor(learned, dtype=torch.float64),
+    }
+
+
+def set_baseline(batches: Sequence[dict[str, Any]], baseline: float) -> None:
+    """Put the baseline into passes of judged answers."""
+    for batch in batches:
+        batch["baseline"] = torch.full_like(batch["baseline"], baseline)
+
+
+def judged(rows: Sequence[Row]) -> dict[str, Any]:
+    """What the pass of these judged answers has beside its tokens, with a baseline of 0."""
+    return {
+        "sides": torch.tensor([place for place, row in enumerate(rows) for _ in range(sum(row.trained))], dtype=torch.long),
+        "answer_tokens": torch.tensor([max(1, sum(row.trained)) for row in rows], dtype=torch.float64),
+        "reference": torch.tensor([row.reference[0] for row in rows], dtype=torch.float64),
+        "counting": torch.tensor([float(counts(row)) for row in rows], dtype=torch.float64),
+        "good": torch.tensor([float(row.good) for row in rows], dtype=torch.float64),
+        "baseline": torch.zeros((), dtype=torch.float64),
     }

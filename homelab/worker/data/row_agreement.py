@@ -14,7 +14,7 @@ from pathlib import Path
 
 from homelab.shared.protocol import checkpoint_copies
 from homelab.worker.data import hub
-from homelab.worker.data.encoding import EncodedData, Row
+from homelab.worker.data.rows import EncodedData, Row
 from homelab.worker.errors import TrainingError
 from homelab.worker.runtime import process_group
 from homelab.worker.runtime.task import Task
@@ -36,6 +36,8 @@ def digest(rows: Iterable[Row]) -> str:
         hasher.update(array("q", (len(row.tokens), len(row.starts), *row.starts)))
         hasher.update(row.tokens)
         hasher.update(row.trained)
+        if not row.good:  # a good one is as a row without a label: older digests stay
+            hasher.update(b"bad")
     return hasher.hexdigest()
 
 

@@ -22,10 +22,10 @@ from typing import Any
 
 from homelab.shared.protocol import files
 from homelab.shared.protocol.digest import file_sha256
-from homelab.worker.data.encoding import EncodedData, Row
+from homelab.worker.data.rows import EncodedData, Row
 from homelab.worker.runtime.task import Task
 
-_SCHEMA = 1
+_SCHEMA = 2
 _CODE = Path(__file__).parents[2]  # homelab/
 _MADE_BY = ("worker/data", "worker/model/pretrained.py", "shared/law", "shared/protocol")
 _READ_BY = ("transformers", "tokenizers", "jinja2", "trl", "pyarrow")
@@ -76,7 +76,7 @@ def load(file: Path) -> EncodedData | None:
         for size in head["bytes"]:
             parts.append(content[begin : begin + size])
             begin += size
-        train, held_out = (list(_rows(*parts[first : first + _ARRAYS])) for first in (0, _ARRAYS))
+        train, held_out = (list(_rows(parts[first : first + _ARRAYS])) for first in (0, _ARRAYS))
         os.utime(file)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -112,7 +112,7 @@ def _tokenizer_folder(path: str, revision: str | None) -> Path | None:
     return Path(config).parent if isinstance(config, str) else None
 
 
-_ARRAYS = 7
+_ARRAYS = 8
 
 
 def _arrays(rows: Sequence[Row]) -> list[bytes]:
@@ -124,17 +124,23 @@ def _arrays(rows: Sequence[Row]) -> list[bytes]:
         array("q", [source for row in rows for source in row.sources]),
         array("q", [start for row in rows for start in row.starts]),
     )
-    return [*(part.tobytes() for part in numbers), b"".join(row.tokens.tobytes() for row in rows), b"".join(row.trained for row in rows)]
+    return [
+        *(part.tobytes() for part in numbers),
+        b"".join(row.tokens.tobytes() for row in rows),
+        b"".join(row.trained for row in rows),
+        bytes(row.good for row in rows),
+    ]
 
 
-def _rows(
-    token_counts: bytes, source_counts: bytes, start_counts: bytes, sources: bytes, starts: bytes, tokens: bytes, trained: bytes
-) -> Iterator[Row]:
-    counts = [memoryview(part).cast("q").tolist() for part in (token_counts, source_counts, start_counts)]
-    all_sources, all_starts = (memoryview(part).cast("q").tolist() for part in (sources, starts))
+def _rows(parts: Sequence[bytes]) -> Iterator[Row]:
+    *numbers, tokens, trained, good = parts
+    counts = [memoryview(part).cast("q").tolist() for part in numbers[:3]]
+    all_sources, all_starts = (memoryview(part).cast("q").tolist() for part in numbers[3:])
     width, token, source, start = array("i").itemsize, 0, 0, 0
-    for of_tokens, of_sources, of_starts in zip(*counts, strict=True):
+    for of_tokens, of_sources, of_starts, is_good in zip(*counts, good, strict=True):
         own = array("i", tokens[token * width : (token + of_tokens) * width])
         marks = trained[token : token + of_tokens]
-        yield Row(own, marks, tuple(all_sources[source : source + of_sources]), tuple(all_starts[start : start + of_starts]))
+        yield Row(
+            own, marks, tuple(all_sources[source : source + of_sources]), tuple(all_starts[start : start + of_starts]), good=bool(is_good)
+        )
         token, source, start = token + of_tokens, source + of_sources, start + of_starts

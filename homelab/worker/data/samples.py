@@ -22,6 +22,7 @@ from homelab.worker.errors import WorkerError
 
 # The published text of Stanford Alpaca (github.com/tatsu-lab/stanford_alpaca, train.py), for models without a chat template.
 _ALPACA = "Below is an instruction that describes a task{}. Write a response that appropriately completes the request.\n\n"
+_GOOD, _BAD = (1, "true", "1", "good", "yes"), (0, "false", "0", "bad", "no")
 _WITH_INPUT = ", paired with an input that provides further context"
 
 
@@ -57,12 +58,29 @@ def sample(record: Record, form: RowForm) -> Sample:
             error = row_forms.missing(record.fields, form.columns[part], settings="format, text_column or columns")
             raise WorkerError(error.message, where=record.where, hint=error.hint)
     used = frozenset(form.columns[part] for part in form.required)
+    if form.kind == row_forms.LABELLED:
+        is_good(record, form)
+        return _judged(record, form, used) if "messages" in form.columns else _pair(record, form, used)
     if form.kind == row_forms.PREFERENCE:
         read = [sample(*side) for side in sides(record, form)]
         return dataclasses.replace(read[0], used=read[0].used | used, must_be_chat=any(one.must_be_chat for one in read))
     if form.kind == row_forms.TEXT:
         return Sample(completion=messages.text(record.fields[form.columns["text"]], record.where, form.columns["text"]), used=used)
     return _chat(record, form, used) if form.kind == row_forms.CHAT else _pair(record, form, used)
+
+
+def is_good(record: Record, form: RowForm) -> bool:
+    """What the label of a row says of its answer. Raises WorkerError with the place."""
+    value = record.fields[form.columns["label"]]
+    said = value.strip().lower() if isinstance(value, str) else value
+    if isinstance(said, bool | int | float | str):
+        for labels, means_good in ((_GOOD, True), (_BAD, False)):
+            if said in labels:
+                return means_good
+    raise WorkerError(
+        f"a label is true or false, here it is {str(value)[:40]!r}", where=f"{record.where}, key {form.columns['label']}",
+        hint="write true for a good answer and false for a bad one (1 and 0, good and bad are read, too)",
+    )  # fmt: skip
 
 
 def sides(record: Record, form: RowForm) -> list[tuple[Record, RowForm]]:
@@ -126,6 +144,18 @@ def _chat(record: Record, form: RowForm, used: frozenset[str]) -> Sample:
     return Sample(messages=whole, options=options, used=used | opened | (more if system else frozenset()), must_be_chat=True)
 
 
+def _judged(record: Record, form: RowForm, used: frozenset[str]) -> Sample:
+    """A conversation whose last answer is judged; what comes before it is the prompt."""
+    chat = _chat(record, form, used)
+    *before, last = chat.messages
+    if last["role"] != "assistant" or not before:
+        raise WorkerError(
+            "the conversation does not end with an answer to be judged", where=f"{record.where}, key {form.columns['messages']}",
+            hint="let the last message be the assistant's, after a question; the label is about it",
+        )  # fmt: skip
+    return dataclasses.replace(chat, before=before, messages=[last])
+
+
 def _pair(record: Record, form: RowForm, used: frozenset[str]) -> Sample:
     names = {part: form.columns[part] for part in ("prompt", "completion")}
     prompt, completion = (record.fields[names[part]] for part in ("prompt", "completion"))
@@ -161,7 +191,7 @@ def _as_text(form: RowForm, system: list[Message], history: list[Message], asked
 
 
 def _messages(record: Record, form: RowForm, column: str) -> list[Message]:
-    keys = {"role": form.columns["role"], "content": form.columns["content"]} if form.kind == row_forms.CHAT else {}
+    keys = {"role": form.columns["role"], "content": form.columns["content"]} if "role" in form.columns else {}
     return messages.conversation(record.fields[column], record.where, column=column, **keys)
 
 

@@ -1,7 +1,7 @@
-"""A causal LM that answers a pass of pairs with the loss of an objective, whatever its own loss is.
+"""A causal LM that answers a pass of pairs, or of judged answers, with the loss of an objective, whatever its own loss is.
 
 The keyword arguments of such a pass are those of `homelab.worker.data.pair_batches`. A pass without them is answered as before, so all else that asks the
-model (checks, chats) works. The pairs' losses are summed and divided by their number in the global batch: any pair may be in any pass of any rank.
+model (checks, chats) works. The rows' losses are summed and divided by their number in the global batch: any row may be in any pass of any rank.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ _NEVER = -1.0  # log-probability of an answer that does not count: finite for ev
 
 
 class PairFigures:
-    """What the passes have shown since `take`, summed over pairs: their leads, and how many better answers the model finds better."""
+    """What the passes have shown since `take`, summed over pairs or judged answers: their leads, how many are above 0 (the model finds the better answer better),
+    and how far judged ones have moved."""
 
     def __init__(self) -> None:
         self._sums: torch.Tensor | None = None
-        self.summed_answers: torch.Tensor | None = None  # of the last pass, [2 x pairs]: a reference is made of them
+        self.summed_answers: torch.Tensor | None = None  # of the last pass, [2 x pairs] or [answers]: a reference is made of them
 
-    def add(self, lead: torch.Tensor, counts: torch.Tensor) -> None:
-        """Of one pass, [pairs] both. Nothing is waited for."""
-        sums = torch.stack([(lead * counts).sum(), ((lead > 0) * counts).sum()]).detach().double()
+    def add(self, lead: torch.Tensor, counts: torch.Tensor, moved: torch.Tensor) -> None:
+        """Of one pass, [rows] all. Nothing is waited for."""
+        sums = torch.stack([(lead * counts).sum(), ((lead > 0) * counts).sum(), (moved * counts).sum()]).detach().double()
         self._sums = sums if self._sums is None else self._sums + sums
 
-    def take(self) -> tuple[float, float]:
-        """(summed lead, better answers found)."""
+    def take(self) -> tuple[float, float, float]:
+        """(summed lead, better answers found, summed distance moved in nats)."""
         sums, self._sums = self._sums, None
-        return (0.0, 0.0) if sums is None else (float(sums[0]), float(sums[1]))
+        return (0.0, 0.0, 0.0) if sums is None else (float(sums[0]), float(sums[1]), float(sums[2]))
 
 
 def figures_of(model: Any) -> PairFigures:
@@ -61,8 +62,9 @@ def install(model: Any, objective: Objective) -> None:
             return original(*args, **kwargs)
         from transformers.modeling_outputs import CausalLMOutputWithPast
 
-        of_pairs = _OfPairs(*(kwargs.pop(name) for name in _OfPairs._fields))
-        labels, labelled, pairs = kwargs.pop("labels"), kwargs.pop("labelled"), kwargs.pop("num_items_in_batch")
+        kind = _OfJudged if objective.learns_labels else _OfPairs
+        asked = kind(*(kwargs.pop(name) for name in kind._fields))
+        labels, labelled, rows = kwargs.pop("labels"), kwargs.pop("labelled"), kwargs.pop("num_items_in_batch")
         targets = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].reshape(-1).index_select(0, labelled)
         if in_chunks:
             kwargs.pop("return_dict", None)
@@ -71,16 +73,16 @@ def install(model: Any, objective: Objective) -> None:
         else:
             logits = original(*args, **kwargs).logits
             log_probabilities = _chosen(logits.reshape(-1, logits.shape[-1]).index_select(0, labelled), targets)
-        count = of_pairs.answer_tokens.numel()
+        count = asked.answer_tokens.numel()
         # One more sum for the prompts of better answers.
         of_side = sides == torch.arange(count + 1, device=sides.device).unsqueeze(
             1
         )  # an index_add on a card sums in another order each time
         sums = torch.where(of_side, log_probabilities, 0.0).sum(1, dtype=torch.float64)  # a small difference of large sums is learned
         figures.summed_answers = sums[:count].detach()
-        loss = of_pairs.loss(sums, objective, figures) / pairs
-        if objective.learns_answers:
-            loss = loss - ((sums[:count:2] * of_pairs.counting).sum() + sums[count]) / of_pairs.learned_tokens
+        loss = asked.loss(sums, objective, figures) / rows
+        if isinstance(asked, _OfPairs) and objective.learns_answers:
+            loss = loss - ((sums[:count:2] * asked.counting).sum() + sums[count]) / asked.learned_tokens
         return CausalLMOutputWithPast(loss=loss.float())
 
     forward.__signature__ = inspect.signature(type(model).forward)  # type: ignore[attr-defined]
@@ -101,8 +103,25 @@ class _OfPairs(NamedTuple):
         """The summed loss of the pairs that count."""
         of_answers = torch.where(self.counting.bool().repeat_interleave(2), sums[:-1], _NEVER)
         better, other = (Answers(of_answers[place::2], self.answer_tokens[place::2], self.reference[place::2]) for place in (0, 1))
-        figures.add(losses.lead(better, other, objective), self.counting)
+        figures.add(losses.lead(better, other, objective), self.counting, better.moved)
         return (losses.of_pairs(better, other, objective) * self.counting).sum()
+
+
+class _OfJudged(NamedTuple):
+    """What a pass of judged answers has beside its tokens, as `homelab.worker.data.pair_batches` says."""
+
+    answer_tokens: torch.Tensor
+    reference: torch.Tensor
+    counting: torch.Tensor
+    good: torch.Tensor
+    baseline: torch.Tensor
+
+    def loss(self, sums: torch.Tensor, objective: Objective, figures: PairFigures) -> torch.Tensor:
+        """The summed loss of the answers that count."""
+        answers = Answers(sums[:-1], self.answer_tokens, self.reference)
+        of_each, lead = losses.of_judged(answers, self.good, self.baseline, objective)
+        figures.add(lead, self.counting, answers.moved)
+        return (of_each * self.counting).sum()
 
 
 def _of_hidden(model: Any, hidden: torch.Tensor, targets: torch.Tensor, chunk: int) -> torch.Tensor:

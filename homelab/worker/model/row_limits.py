@@ -16,7 +16,7 @@ from homelab.worker.errors import WorkerError
 from homelab.worker.model import inspection
 
 if TYPE_CHECKING:
-    from homelab.worker.data.encoding import Row
+    from homelab.worker.data.rows import Row
 
 # Tables of absolute positions in transformers' models: GPT-2, GPT-BigCode, GPT-Neo (wpe), OPT, BioGPT, GPT-J, CodeGen (embed_positions),
 # GPT (positions_embed), BERT's kind (position_embeddings).

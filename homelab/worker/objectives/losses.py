@@ -1,9 +1,10 @@
-"""The losses of a pair, as TRL 1.16 has them: functions of the better and the other answer, [pairs] -> [pairs]. Pure.
+"""The losses of a pair, as TRL 1.16 has them: functions of the better and the other answer, [pairs] -> [pairs]; and of an answer that is judged alone. Pure.
 
 dpo    Rafailov et al. 2023, equation 7 (trl/trainer/dpo_trainer.py, loss_type "sigmoid")
 ipo    Azar et al. 2023, equation 17, with log-ratios of one token, as its authors and TRL agreed (the same file, loss_type "ipo")
 simpo  Meng et al. 2024, equation 6 (trl/experimental/cpo/cpo_trainer.py, loss_type "simpo" with cpo_alpha = 0)
 orpo   Hong et al. 2024, equations 6 and 7 (trl/experimental/orpo/orpo_trainer.py); to it comes the cross entropy of the better answers and their prompts
+kto    Ethayarajh et al. 2024, equation 7 (trl/trainer/kto_trainer.py, loss_type "kto")
 
 Another one is a function here, and its line in `_LOSSES`.
 """
@@ -31,6 +32,16 @@ def lead(better: Answers, other: Answers, objective: Objective) -> torch.Tensor:
     if objective.compares_with_base:
         return objective.beta * (better.moved - other.moved)
     return objective.beta * (better.mean - other.mean)
+
+
+def of_judged(answers: Answers, good: torch.Tensor, baseline: torch.Tensor, objective: Objective) -> tuple[torch.Tensor, torch.Tensor]:
+    """(loss, lead), [answers] both, of answers that are `good` (1) or bad (0): Kahneman-Tversky optimisation.
+
+    The lead says how far an answer is on its right side of `baseline`: a good one has become more probable than the baseline, a bad one less.
+    """
+    lead = objective.beta * (answers.moved - baseline) * (2 * good - 1)
+    weight = torch.where(good.bool(), objective.desirable_weight, objective.undesirable_weight)
+    return weight * (1 - torch.sigmoid(lead)), lead
 
 
 def dpo(better: Answers, other: Answers, objective: Objective) -> torch.Tensor:

@@ -97,11 +97,13 @@ class Recorder:
         self._metric({"kind": "save", "time": time.time(), **where, **values})
 
     def evaluation(self, step: int, loss: float, pairs: Mapping[str, float]) -> dict[str, float | None]:
-        """Record the loss over the held-out rows (rank 0 only): per token, or of a pair with its `margin` and `accuracy`; the figures as they are written."""
+        """Record the loss over the held-out rows (rank 0 only): per token, or of a pair or a judged answer with its `margin`, `accuracy`, `kl`; as it is written."""
         where = {"attempt": self.task.attempt, "rank": self.task.rank, "step": step}
         values = {"eval_loss": loss, "eval_perplexity": None if pairs else perplexity(loss)}
         if pairs:
             values |= {"eval_margin": pairs["margin"], "eval_accuracy": pairs["accuracy"]}
+        if "kl" in pairs:
+            values["eval_kl"] = pairs["kl"]
         self._metric({"kind": "eval", "time": time.time(), **where, **values})
         return values
 

@@ -17,7 +17,7 @@ import torch
 from homelab.worker.balancing.balancer import Balance
 from homelab.worker.checkpoints import optimizer_state, weights
 from homelab.worker.data.batches import Batch, Form, StepBatches, copied
-from homelab.worker.data.encoding import Row
+from homelab.worker.data.rows import Row
 from homelab.worker.model.pretrained import WHOLE, LoadedPart
 from homelab.worker.runtime.step_timer import StepTimer
 from homelab.worker.runtime.task import Task

@@ -24,7 +24,7 @@ from homelab.worker.runtime.task import Task
 from homelab.worker.tools.rank_state import StateFile, leave, watched
 
 if TYPE_CHECKING:
-    from homelab.worker.data.encoding import Row
+    from homelab.worker.data.rows import Row
 
 WARM, LEAST, MOST = 3, 5, 200  # steps: kernels are chosen and memory is taken in the first ones
 _ROWS = 64
@@ -151,7 +151,7 @@ def _train(task: Task, shape: dict[str, Any], state: StateFile, clock: _Clock) -
 
 def _rows(vocabulary: int, length: int) -> list[Row]:
     """Rows of random tokens, all of `length`, whose loss counts everywhere."""
-    from homelab.worker.data.encoding import Row
+    from homelab.worker.data.rows import Row
 
     draw = random.Random(0)
     return [

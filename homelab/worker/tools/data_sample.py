@@ -97,9 +97,11 @@ def _of_rows(
     """The form of all rows, and the tokens of some."""
     checked = Renderer(None, settings)
     good = _without_bad(rows, lambda row: checked.sample(row, form), bad)
-    is_chat = form.kind in (row_forms.PAIR, row_forms.PREFERENCE) and any(checked.sample(row, form).must_be_chat for row in good)
+    is_chat = form.kind in (row_forms.PAIR, *row_forms.OF_OBJECTIVES) and any(checked.sample(row, form).must_be_chat for row in good)
     needed = form.kind == row_forms.CHAT or is_chat
     figures: dict[str, Any] = {"form": form.kind, "read_as": form.said, "needs_chat_template": needed}
+    if form.kind in (row_forms.PAIR, row_forms.CHAT):
+        figures["labels"] = row_forms.label_in(rows[0].fields) or ""
     if tokenizer is None or not good or (needed and not tokenizer.chat_template):
         return figures
     from homelab.worker.data.encoding import Encoder, special_ids, teaches_nothing
@@ -122,9 +124,9 @@ def _of_rows(
     return figures | {
         "tokens_sampled": len(lengths),
         "rows_longer": sum(length > seq_len for length in lengths),
-        # Of a pair all is learned, or nothing.
+        # Of answers all is learned, or nothing.
         "rows_silent": sum(
-            not any(row.trained[:seq_len]) or (form.kind == row_forms.PREFERENCE and len(row.tokens) > seq_len) for row in encoded
+            not any(row.trained[:seq_len]) or (form.kind in row_forms.OF_OBJECTIVES and len(row.tokens) > seq_len) for row in encoded
         ),
         "longest_tokens": max(lengths),
         "largest_id": max(max(row.tokens) for row in encoded),
@@ -132,6 +134,7 @@ def _of_rows(
         "kept_tokens": sum(min(length, seq_len) for length in lengths),
         "sum_tokens": sum(lengths),
         "loss_tokens": sum(row.loss_tokens for row in encoded),
+        "answers_good": sum(row.good for row in encoded) if form.kind == row_forms.LABELLED else 0,
         "rows_mute": len(mute),
         "mute_at": where[mute[0].sources[0]] if mute else "",
         "_tokens_per_character": sum(lengths) / max(1, sum(size(row) for row in sampled)),

@@ -11,7 +11,7 @@ import torch
 from homelab.worker.errors import WorkerError
 
 if TYPE_CHECKING:
-    from homelab.worker.data.encoding import EncodedData, Row
+    from homelab.worker.data.rows import EncodedData, Row
 
 MOST_ROWS = 64
 MOST_ROW_TOKENS = 32_768

@@ -79,9 +79,12 @@ def previews(rows: Sequence[Record], settings: dict[str, Any], tokenizer: Any, c
     for row in rows[:count]:
         with contextlib.suppress(WorkerError):  # a row that is refused is reported elsewhere
             texts: list[str] = []
-            is_pair = form.kind == row_forms.PREFERENCE
-            sides = samples.sides(row, form) if is_pair else [(row, form)]
-            for name, (side, of_side) in zip(("[better]\n", "[other]\n") if is_pair else ("",), sides, strict=True):
+            sides, names = [(row, form)], [""]
+            if form.kind == row_forms.PREFERENCE:
+                sides, names = samples.sides(row, form), ["[better]\n", "[other]\n"]
+            elif form.kind == row_forms.LABELLED:
+                names = ["[good]\n" if samples.is_good(row, form) else "[bad]\n"]
+            for name, (side, of_side) in zip(names, sides, strict=True):
                 text = renderer.render(side, of_side)
                 edges = [0, *(edge for span in text.spans for edge in span), len(text.text)]
                 pieces = [_short(text.text[start:end]) for start, end in itertools.pairwise(edges)]

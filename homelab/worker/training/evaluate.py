@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from homelab.worker.balancing.balancer import Balance
+from homelab.worker.data import pair_batches
 from homelab.worker.data.batches import Form
-from homelab.worker.data.encoding import Row
+from homelab.worker.data.rows import Row
 from homelab.worker.errors import TrainingError
 from homelab.worker.model import pair_loss
 from homelab.worker.runtime import process_group
 from homelab.worker.strategies.base import Strategy
+from homelab.worker.training import baseline
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ def held_out_loss(
     model: Any, rows: Sequence[Row], balance: Balance, rank: int, form: Form, hooks: EvaluationHooks
 ) -> tuple[float, dict[str, float]]:
     """Mean cross entropy per token (nats) over all rows, or mean loss of a pair. Sums and counts are added over ranks, so how the rows are split does not
-    matter. The second has the pairs' mean lead ("margin") and the part whose better answer the model finds better ("accuracy"); empty without an objective.
+    matter. The second has the pairs' mean lead ("margin") and the part whose better answer the model finds better ("accuracy"), of judged answers also their
+    baseline ("kl"); empty without an objective.
 
     Collective: every rank calls it. A rank may have no row.
     """
@@ -49,10 +52,16 @@ def held_out_loss(
     batches = [form.batch([own_rows[row] for row in cut], packed=False, learned=learned) for cut in cuts]
     batches = [batch for batch in batches if form.counted(batch)]
     counted = sum(map(form.counted, batches)) if rank == of_rank else 0
+    kl: dict[str, float] = {}
+    if form.judges:
+        unmatched = [form.unmatched([own_rows[row] for row in cut]) for cut in cuts]
+        counting, gather = sum(map(form.count, rows)), process_group.gather
+        kl["kl"] = baseline.measured(unmatched, counting, hooks.strategy, model, form, gather, hooks.after_pass)
+        pair_batches.set_baseline(batches, kl["kl"])
     summed = hooks.strategy.evaluate(model, batches, form, hooks.after_pass)
     hooks.wait()
     learns_here = form.objective is not None and hooks.strategy.part.has_loss
-    pairs = pair_loss.figures_of(model).take() if learns_here else (0.0, 0.0)
+    pairs = pair_loss.figures_of(model).take()[:2] if learns_here else (0.0, 0.0)
     everyone = process_group.gather([summed, float(counted), *pairs])
     total, count = (sum(values[part] for values in everyone) for part in (0, 1))
     if count == 0:
@@ -74,4 +83,4 @@ def held_out_loss(
     if form.objective is None:
         return total / count, {}
     lead, better = (sum(values[part] for values in everyone) for part in (2, 3))
-    return total / count, {"margin": lead / count, "accuracy": better / count}
+    return total / count, {"margin": lead / count, "accuracy": better / count, **kl}

@@ -1,4 +1,4 @@
-"""What the base model gives to the answers of every pair: computed once, by all ranks, before the first step, and kept beside the run on every node.
+"""What the base model gives to the two answers of every row: computed once, by all ranks, before the first step, and kept beside the run on every node.
 
 A later attempt takes the numbers that any of its ranks still has, so a run goes on with those that it began with, on whatever nodes. Where all are gone,
 adapters are left out for this one pass, and the numbers differ in the last digits at most, as losses do.
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from homelab.shared.protocol import files, layout
 from homelab.worker.data import row_agreement
-from homelab.worker.data.encoding import Row
+from homelab.worker.data.rows import Row
 from homelab.worker.errors import TrainingError
 from homelab.worker.model import pair_loss
 from homelab.worker.runtime import process_group
@@ -48,12 +48,14 @@ def fill(trainer: ShareTrainer, rows: Sequence[Row], recorder: Recorder) -> None
             dist.all_reduce(numbers)  # each row is one rank's, and 0 on all others
         if task.rank == 0:
             took_s = time.perf_counter() - began_s
-            recorder.note(f"reference: the base model has read {len(rows)} pairs in {took_s:.1f} s, once for the whole run")
+            recorder.note(f"reference: the base model has read {len(rows)} rows in {took_s:.1f} s, once for the whole run")
     found = array("d", numbers.tolist())
     if kept is None and task.is_keeper:
         files.replace(file, digest + found.tobytes())
     for place, row in enumerate(rows):
         row.reference = (found[2 * place], found[2 * place + 1])
+        if row.other is not None:
+            row.other.reference = (row.reference[1], 0.0)
 
 
 @torch.no_grad()
@@ -74,13 +76,17 @@ def _computed(trainer: ShareTrainer, rows: Sequence[Row], recorder: Recorder) ->
 
     with _base(trainer):
         trainer.model.eval()
-        strategy.evaluate(
-            trainer.model, [data.form.batch([rows[place] for place in cut], packed=False) for cut in places], data.form, after_pass
-        )
+        of_passes = [[answer for place in cut for answer in _answers(rows[place])] for cut in places]
+        strategy.evaluate(trainer.model, [data.form.batch(answers, packed=False) for answers in of_passes], data.form, after_pass)
     if strategy.part.has_loss:
         pair_loss.figures_of(trainer.model).take()
     for of_pass, answers in zip(places, found, strict=False):
         yield from ((place, answers[2 * position : 2 * position + 2]) for position, place in enumerate(of_pass))
+
+
+def _answers(row: Row) -> list[Row]:
+    """The rows that hold the two answers of a row: a pair itself, or a judged answer and the other one."""
+    return [row] if row.other is None else [row, row.other]
 
 
 def _base(trainer: ShareTrainer) -> contextlib.AbstractContextManager[Any]:

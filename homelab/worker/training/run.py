@@ -22,7 +22,7 @@ from homelab.worker.runtime.task import Task
 from homelab.worker.training.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
-    from homelab.worker.data.encoding import EncodedData, Row
+    from homelab.worker.data.rows import EncodedData, Row
     from homelab.worker.model.row_limits import RowLimits
     from homelab.worker.strategies.base import Strategy
     from homelab.worker.training.checkpointing import Checkpointing
@@ -104,7 +104,7 @@ class Run:
 
     def _load_data(self, path: str) -> EncodedData:
         """Tokenizer and rows; the recorder knows the number of steps then."""
-        from homelab.worker.data import encoding, row_cache, template_clock
+        from homelab.worker.data import compared_answers, encoding, row_cache, template_clock
         from homelab.worker.model.pretrained import load_tokenizer
 
         task, recorder = self.task, self.recorder
@@ -115,6 +115,9 @@ class Run:
             data = encoding.load_data(task.run, self.tokenizer, task.node)
             if kept_at is not None and task.is_keeper and template_clock.note_of(self.tokenizer) is None:
                 row_cache.keep(kept_at, data)
+        if task.objective is not None and task.objective.learns_labels:
+            for part in (data.train, data.held_out):
+                compared_answers.fill_others(part, task.train.seed, task.train.seq_len)
         self.held_out = data.held_out
         for note in (*data.notes, template_clock.note_of(self.tokenizer)):
             if note:

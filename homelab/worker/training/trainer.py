@@ -33,13 +33,14 @@ from transformers.trainer_callback import PrinterCallback
 from homelab.shared.law.checkpoint_interval import Interval
 from homelab.worker.balancing.balancer import Rebalancing, Report
 from homelab.worker.balancing.speed_meter import SpeedMeter
+from homelab.worker.data import pair_batches
 from homelab.worker.data.batches import StepBatches, StepItem, copied
 from homelab.worker.errors import TrainingError, WorkerError
 from homelab.worker.model import pair_loss
 from homelab.worker.runtime.step_timer import StepTimer
 from homelab.worker.runtime.task import Task
 from homelab.worker.strategies.base import Strategy
-from homelab.worker.training import figures_of_step, loss_scale, trainer_members
+from homelab.worker.training import baseline, figures_of_step, loss_scale, trainer_members
 from homelab.worker.training.figures_of_step import Figures
 from homelab.worker.training.model_checks import check_loss_is_a_sum, check_samples_stay_apart
 
@@ -74,6 +75,7 @@ class ShareTrainer(Trainer):
         self.sync_s: deque[float] = deque(maxlen=100)
         self.wait_s: deque[float] = deque(maxlen=100)
         self._waited_s = 0.0
+        self._baseline_s = 0.0
         self._expected_s = math.nan
         self.step_s = math.nan
         self.step_loss = math.nan
@@ -127,6 +129,7 @@ class ShareTrainer(Trainer):
         return [item], count
 
     def training_step(self, model: Any, inputs: StepItem, num_items_in_batch: torch.Tensor | int | None = None) -> torch.Tensor:
+        kl = self._baseline(inputs)
         inputs = self._with_stand_ins(model, inputs)
         own_loss = self.strategy.run_passes(self, model, inputs, num_items_in_batch)
         # A stage of a pipeline sees the whole batch; the one that counts it has its rows as its own. Counted on the CPU: a tensor on a card would need a wait.
@@ -136,7 +139,7 @@ class ShareTrainer(Trainer):
         since_save = self.interval.numbers(time.perf_counter(), self.step_s, is_asked=is_asked)
         self.hooks.before_vote(self)
         learns_here = self.task.objective is not None and self.strategy.part.has_loss
-        lead, better = pair_loss.figures_of(self.model).take() if learns_here else (0.0, 0.0)
+        lead, better, _ = pair_loss.figures_of(self.model).take() if learns_here else (0.0, 0.0, 0.0)
         own = Figures(own_loss, counted, inputs.loss_tokens, self._waited_s, since_save, self._report(inputs), lead, better)
         everyone = [Figures.of(numbers) for numbers in self.clock.gather(own.numbers())]
         figures_of_step.refuse_other_batch(everyone, step=self.item.step + 1, rank=self.task.rank)
@@ -151,11 +154,23 @@ class ShareTrainer(Trainer):
         self.step_loss = sum(losses)
         if self.task.objective is not None:
             sums = [sum(figures.lead for figures in everyone), sum(figures.better for figures in everyone)]
-            self.pairs = {name: value / max(1, inputs.loss_tokens) for name, value in zip(("margin", "accuracy"), sums, strict=True)}
+            self.pairs = {name: value / max(1, inputs.loss_tokens) for name, value in zip(("margin", "accuracy"), sums, strict=True)} | kl
         bad = [rank for rank, value in enumerate(losses) if not math.isfinite(value)]
         if bad:
             raise self.not_a_number("the loss", bad)
         return torch.tensor(own_loss, dtype=torch.float32, device=self.args.device)
+
+    def _baseline(self, item: StepItem) -> dict[str, float]:
+        """What judged answers are compared with in this step, put into its batches; as a figure of the step, empty where none is asked for. Collective."""
+        form = self.train_dataset.form
+        if not form.judges:
+            return {}
+        began_s, waited_s = time.perf_counter(), self.clock.communication_s
+        gather, sign = self.clock.gather, self.hooks.after_pass
+        kl = baseline.measured(item.unmatched, item.loss_tokens, self.strategy, self.model, form, gather, sign)
+        pair_batches.set_baseline(item.micro_batches, kl)
+        self._baseline_s = time.perf_counter() - began_s - (self.clock.communication_s - waited_s)
+        return {"kl": kl}
 
     def own_passes(self, model: Any, inputs: StepItem, num_items_in_batch: torch.Tensor | int | None) -> float:
         """The passes of this rank's micro-batches, gradients synchronised in the last one; their loss."""
@@ -197,7 +212,7 @@ class ShareTrainer(Trainer):
         self.step_s = time.perf_counter() - self.clock.started
         self._waited_s = self.clock.communication_s
         tokens = self.item.pass_tokens
-        rest_s = self.step_s - self.clock.communication_s - sum(passes_s)
+        rest_s = self.step_s - self.clock.communication_s - sum(passes_s) - self._baseline_s
         own_passes_s = passes_s[: len(tokens)]  # stand-ins come after them
         self.meter.observe(list(zip(tokens, own_passes_s, strict=True)), rest_s)
 

@@ -10,7 +10,7 @@ import pytest
 from homelab.controller.base.errors import InputError
 from homelab.controller.config.lines import key_lines, line_of
 from homelab.controller.config.load import in_file, load_recipe
-from homelab.controller.config.recipe import Recipe, ScriptRecipe, TrainRecipe, parse_recipe
+from homelab.controller.config.recipe import Recipe, ScriptRecipe, TrainRecipe, deciding, parse_recipe
 from tests import builders
 
 GOOD = """[model]
@@ -49,6 +49,7 @@ def test_defaults(tmp_path: Path) -> None:
 
 
 PAIRS = GOOD + '[objective]\nkind = "dpo"\n'
+LABELS = GOOD + '[objective]\nkind = "kto"\n'
 
 
 def test_an_objective_makes_rows_pairs_and_another_training(tmp_path: Path) -> None:
@@ -60,18 +61,30 @@ def test_an_objective_makes_rows_pairs_and_another_training(tmp_path: Path) -> N
     assert load(tmp_path, PAIRS + "beta = 0.2\n").law_hash(digests) != recipe.law_hash(digests)
     assert load(tmp_path, PAIRS.replace("[method]", 'columns = { prompt = "q", chosen = "a", rejected = "b" }\n[method]'))
     assert load(tmp_path, PAIRS.replace("[method]", 'columns = { prompt = "q" }\n[method]'))
+    law = deciding(recipe.model_dump(mode="json"))
+    assert law["objective"] == {"kind": "dpo", "beta": 0.1, "gamma": None}, "keys that joined later leave older fingerprints as they are"
+    judged = load(tmp_path, LABELS.replace("[method]", 'columns = { prompt = "q", label = "good" }\n[method]'))
+    assert judged.data is not None and judged.data.format == "labelled"
+    assert load(tmp_path, LABELS + "desirable_weight = 2\n").law_hash(digests) != load(tmp_path, LABELS).law_hash(digests)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         (PAIRS.replace("[method]", 'format = "chat"\n[method]'), 'set it to "preference"'),
-        (PAIRS.replace("[method]", "packing = true\n[method]"), "a pair stays together"),
+        (PAIRS.replace("[method]", "packing = true\n[method]"), "answers stay apart"),
         (PAIRS.replace("[method]", "completion_only = false\n[method]"), "the answers are compared"),
         (PAIRS.replace("[train]", 'backend = "unsloth"\n[train]'), "Unsloth computes its own loss"),
         (PAIRS.replace("[method]", 'columns = { prompt = "q", completion = "a" }\n[method]'), "names `chosen` and `rejected`"),
         (PAIRS.replace("[method]", 'columns = { messages = "q" }\n[method]'), "names `chosen` and `rejected`"),
         (PAIRS + "gamma = 0.5\n", '"dpo" has none'),
+        (PAIRS + "desirable_weight = 2.0\n", 'are of `kind` = "kto"; "dpo" has none'),
+        (LABELS + "desirable_weight = 0\nundesirable_weight = 0.0\n", "are both 0"),
+        (LABELS.replace("[method]", 'columns = { prompt = "q", chosen = "a", rejected = "b" }\n[method]'), "and `label`"),
+        (LABELS.replace("[method]", 'format = "preference"\n[method]'), 'set it to "labelled"'),
+        (PAIRS.replace("[method]", 'columns = { label = "good" }\n[method]'), "names `chosen` and `rejected`"),
+        (GOOD.replace("[method]", 'columns = { label = "good" }\n[method]'), 'add [objective] with kind = "kto"'),
+        (GOOD.replace("[method]", 'columns = { chosen = "a", label = "good" }\n[method]'), "label (of one answer)"),
         (PAIRS.replace('"dpo"', '"dpoo"'), 'Did you mean "dpo"?'),
         (PAIRS + "beta = 0\n", "beta"),
         (GOOD.replace("[method]", 'format = "preference"\n[method]'), "add [objective]"),

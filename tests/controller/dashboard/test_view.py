@@ -317,5 +317,5 @@ def test_wrapped_lines_fit_and_lose_nothing(content: str, width: int, indent: in
 
 def test_of_pairs_it_says_how_often_the_better_answer_is_found() -> None:
     seen = text(sample.snapshot().model_copy(update={"accuracy": 0.875, "eval_accuracy": 0.95}), 100, None)
-    assert "better answer found 88 %" in seen and "perplexity" not in seen
+    assert "judged rightly 88 %" in seen and "perplexity" not in seen
     assert re.search(r"eval \S+ .*, 95 %", seen)

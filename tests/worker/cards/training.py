@@ -33,7 +33,7 @@ from homelab.worker.checkpoints.best_weights import BestWeights
 from homelab.worker.checkpoints.curves import Curves
 from homelab.worker.data import row_agreement
 from homelab.worker.data.batches import Form
-from homelab.worker.data.encoding import Row
+from homelab.worker.data.rows import Row
 from homelab.worker.runtime.task import Task
 from homelab.worker.strategies.registry import strategy_of
 from homelab.worker.strategies.sharded import shards as sharded

@@ -11,7 +11,7 @@ import pytest
 
 from homelab.shared.protocol import checkpoint_copies
 from homelab.worker.data import row_agreement
-from homelab.worker.data.encoding import EncodedData, Row
+from homelab.worker.data.rows import EncodedData, Row
 from homelab.worker.errors import TrainingError
 from homelab.worker.runtime import process_group
 from tests.worker import harness

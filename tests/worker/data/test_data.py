@@ -12,6 +12,7 @@ import torch
 from homelab.shared.law.limits import Limits
 from homelab.worker.balancing.balancer import Balance
 from homelab.worker.data import batches, encoding, readers
+from homelab.worker.data.rows import Row
 from homelab.worker.errors import WorkerError
 from tests.worker import harness
 
@@ -27,17 +28,17 @@ CHAT = [
 ]
 
 
-def encode(tokenizer: Any, rows: list[dict[str, Any]], *, seq_len: int = 256, **settings: Any) -> tuple[list[encoding.Row], list[str]]:
+def encode(tokenizer: Any, rows: list[dict[str, Any]], *, seq_len: int = 256, **settings: Any) -> tuple[list[Row], list[str]]:
     notes: list[str] = []
     encoder = encoding.Encoder(tokenizer, SETTINGS | settings, seq_len, notes.append)
     return encoder.encode([readers.Record(i, f"rows, line {i + 1}", row) for i, row in enumerate(rows)], "train"), notes
 
 
-def trained_text(tokenizer: Any, row: encoding.Row) -> str:
+def trained_text(tokenizer: Any, row: Row) -> str:
     return tokenizer.decode([token for token, trained in zip(row.tokens, row.trained, strict=True) if trained])
 
 
-def whole_text(tokenizer: Any, row: encoding.Row) -> str:
+def whole_text(tokenizer: Any, row: Row) -> str:
     return tokenizer.decode(list(row.tokens))
 
 

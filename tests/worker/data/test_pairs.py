@@ -10,8 +10,9 @@ import pytest
 from homelab.shared.recipe import Objective
 from homelab.worker.data import pair_batches
 from homelab.worker.data.batches import Form
-from homelab.worker.data.encoding import Encoder, Row
+from homelab.worker.data.encoding import Encoder
 from homelab.worker.data.readers import Record
+from homelab.worker.data.rows import Row
 from homelab.worker.errors import WorkerError
 from homelab.worker.tools import data_sample
 
@@ -142,7 +143,7 @@ def test_what_the_passes_have_shown_is_summed_over_pairs_that_count() -> None:
     from homelab.worker.model.pair_loss import PairFigures
 
     figures = PairFigures()
-    figures.add(torch.tensor([1.0, -2.0, 5.0]), torch.tensor([1.0, 1.0, 0.0]))
-    figures.add(torch.tensor([0.5]), torch.tensor([1.0]))
-    assert figures.take() == (-0.5, 2.0)
-    assert figures.take() == (0.0, 0.0), "each step anew"
+    figures.add(torch.tensor([1.0, -2.0, 5.0]), torch.tensor([1.0, 1.0, 0.0]), torch.tensor([3.0, 4.0, 9.0]))
+    figures.add(torch.tensor([0.5]), torch.tensor([1.0]), torch.tensor([-1.0]))
+    assert figures.take() == (-0.5, 2.0, 6.0)
+    assert figures.take() == (0.0, 0.0, 0.0), "each step anew"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import shutil
 from collections import namedtuple
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from homelab.worker.data import encoding, row_cache
+from homelab.worker.data.rows import EncodedData
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime.task import Task
 from homelab.worker.training.run import Run
@@ -47,7 +49,7 @@ def _task(folder: Path, data: Path, **recipe: Any) -> Task:
     return task
 
 
-def _loaded(task: Task, model: Path) -> tuple[encoding.EncodedData, list[str]]:
+def _loaded(task: Task, model: Path) -> tuple[EncodedData, list[str]]:
     recorder = _Recorder()
     return Run(task, recorder)._load_data(str(model)), recorder.notes  # type: ignore[arg-type]
 
@@ -207,6 +209,8 @@ def test_the_oldest_go(tmp_path: Path, own_model: Path, own_data: Path, monkeypa
     first, *others = (_task(tmp_path, own_data, train__seq_len=length) for length in (100, 120, 140))
     _loaded(first, own_model)
     _loaded(others[0], own_model)
+    for file in _kept(tmp_path):  # a clock of files goes on in steps of milliseconds
+        os.utime(file, (1, 1))
     _loaded(first, own_model)  # it was read: now the other one is older
     _loaded(others[1], own_model)
     assert _kept(tmp_path) == sorted(row_cache.file_of(task, str(own_model)) or Path() for task in (first, others[1]))

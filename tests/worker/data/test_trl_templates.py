@@ -14,6 +14,7 @@ import pytest
 
 from homelab.worker.data import encoding, readers
 from homelab.worker.data import template as template_module
+from homelab.worker.data.rows import Row
 from homelab.worker.errors import WorkerError
 
 trl_utils = pytest.importorskip("trl.chat_template_utils")
@@ -97,7 +98,7 @@ def of_trl(tokenizer: Any, case: dict[str, Any]) -> tuple[list[int], list[int]]:
     return list(made["input_ids"]), list(made["assistant_masks"])
 
 
-def encoded(tokenizer: Any, row: dict[str, Any], **settings: Any) -> tuple[encoding.Row, list[str]]:
+def encoded(tokenizer: Any, row: dict[str, Any], **settings: Any) -> tuple[Row, list[str]]:
     notes: list[str] = []
     encoder = encoding.Encoder(tokenizer, SETTINGS | settings, 1 << 20, notes.append)
     return encoder.encode([readers.Record(0, "rows, line 1", row)], "train")[0], notes

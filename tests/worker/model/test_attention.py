@@ -15,6 +15,7 @@ pytest.importorskip("peft")
 
 from homelab.shared.recipe import Method
 from homelab.worker.data import batches, encoding
+from homelab.worker.data.rows import Row
 from homelab.worker.model import fused_loss, packed_attention
 from homelab.worker.model.build import add_adapters, enable_checkpointing
 from homelab.worker.training.model_checks import check_samples_stay_apart
@@ -33,12 +34,12 @@ def llama(**changes: Any) -> Any:
     return model.train()
 
 
-def rows(lengths: tuple[int, ...] = (21, 5, 13, 1), seed: int = 3) -> list[encoding.Row]:
+def rows(lengths: tuple[int, ...] = (21, 5, 13, 1), seed: int = 3) -> list[Row]:
     draw = torch.Generator().manual_seed(seed)
     found = []
     for index, length in enumerate(lengths):
         tokens = array("i", torch.randint(0, 97, (length,), generator=draw).tolist())
-        found.append(encoding.Row(tokens, bytes([0] * min(length, 3) + [1] * (length - 3)), (index,)))
+        found.append(Row(tokens, bytes([0] * min(length, 3) + [1] * (length - 3)), (index,)))
     return found
 
 
@@ -188,8 +189,8 @@ def test_a_step_is_copied_in_one_piece_for_each_kind_of_number() -> None:
 
 def test_every_sample_of_a_joined_row_begins_anew() -> None:
     """Rotary positions would not show it: only distances count there."""
-    packed = encoding.Row(array("i", [5, 6, 7, 8, 9]), bytes([0, 1, 0, 1, 1]), (0, 1), (0, 2))
-    joined = batches.join([packed, encoding.Row(array("i", [3, 4]), bytes([0, 1]), (2,))])
+    packed = Row(array("i", [5, 6, 7, 8, 9]), bytes([0, 1, 0, 1, 1]), (0, 1), (0, 2))
+    joined = batches.join([packed, Row(array("i", [3, 4]), bytes([0, 1]), (2,))])
     assert joined["input_ids"].tolist() == [[5, 6, 7, 8, 9, 3, 4]]
     assert joined["labels"].tolist() == [[-100, 6, -100, 8, 9, -100, 4]]
     assert joined["position_ids"].tolist() == [[0, 1, 0, 1, 2, 0, 1]]

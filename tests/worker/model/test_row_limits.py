@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from homelab.worker.data.encoding import Row
+from homelab.worker.data.rows import Row
 from homelab.worker.errors import WorkerError
 from homelab.worker.model import row_limits
 

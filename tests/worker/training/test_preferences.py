@@ -17,7 +17,7 @@ from tests.worker.training.test_exactness import AFTER_ALL, COMMON, LENGTH, LONG
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
-KINDS = ("dpo", "ipo", "simpo", "orpo")
+KINDS = ("dpo", "ipo", "simpo", "orpo", "kto")
 # Gradients begin above it for each objective: all are clipped.
 CLIPPED_AT = 0.005
 
@@ -33,9 +33,19 @@ def pairs(count: int, most: int = 14) -> list[dict[str, str]]:
     return [{"prompt": f"Say {said(6)}:\n", "chosen": said(most), "rejected": said(most)} for _ in range(count)]
 
 
+def labelled(count: int, most: int = 14) -> list[dict[str, Any]]:
+    """Answers of which a third is bad."""
+    return [
+        {"prompt": pair["prompt"], "completion": pair["chosen"], "label": place % 3 != 1} for place, pair in enumerate(pairs(count, most))
+    ]
+
+
 @pytest.fixture(scope="module")
-def preferences(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return harness.write_jsonl(tmp_path_factory.mktemp("pairs") / "pairs.jsonl", pairs(44))
+def preferences(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The rows of an objective."""
+    folder = tmp_path_factory.mktemp("rows")
+    files = [harness.write_jsonl(folder / f"{rows.__name__}.jsonl", rows(44)) for rows in (pairs, labelled)]
+    return lambda kind: files[kind == "kto"]
 
 
 def recipe(kind: str, **changes: Any) -> dict[str, Any]:
@@ -43,14 +53,16 @@ def recipe(kind: str, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def one(forks: harness.Forks, tmp_path_factory: pytest.TempPathFactory, model: Path, preferences: Path) -> Callable[..., Path]:
+def one(
+    forks: harness.Forks, tmp_path_factory: pytest.TempPathFactory, model: Path, preferences: Callable[[str], Path]
+) -> Callable[..., Path]:
     """The run of one process, by objective and method."""
     root = tmp_path_factory.mktemp("one")
 
     def trained(kind: str, method: str = "lora") -> Path:
         run = root / f"{kind} {method}"
         if not run.exists():
-            harness.make_run(run, model, preferences, **recipe(kind, method__kind=method))
+            harness.make_run(run, model, preferences(kind), **recipe(kind, method__kind=method))
             forks.train(run, 1, [12], micro_batch=5)
         return run
 
@@ -70,15 +82,19 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         "ipo", "full", {"shares": [8, 4], "micro_batch": [2, 1], "strategy": "fsdp"}, {"train__gradient_checkpointing": True, "train__fused_loss": True},
     ),
     "orpo by hsdp on 2 and 2": ("orpo", "lora", {"shares": [5, 4, 2, 1], "micro_batch": [2, 1, 2, 1], "strategy": "hsdp", "nodes": ["a", "a", "b", "b"]}, {}),
+    "kto by zero2 on 3, one idle": ("kto", "lora", {"shares": [8, 4, 0], "micro_batch": [3, 1, 2], "strategy": "zero2"}, {"train__fused_loss": True}),
+    "kto of all weights by fsdp on 2": ("kto", "full", {"shares": [3, 9], "micro_batch": [1, 4], "strategy": "fsdp"}, {"train__gradient_checkpointing": True}),
 }  # fmt: skip
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ["ddp", "zero2"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_after_thirty_steps_too(kind: str, strategy: str, forks: harness.Forks, tmp_path: Path, model: Path, preferences: Path) -> None:
+def test_after_thirty_steps_too(
+    kind: str, strategy: str, forks: harness.Forks, tmp_path: Path, model: Path, preferences: Callable[[str], Path]
+) -> None:
     changes = recipe(kind) | LENGTH[LONG]
-    alone, run = (harness.make_run(tmp_path / who, model, preferences, **changes) for who in ("one", "run"))
+    alone, run = (harness.make_run(tmp_path / who, model, preferences(kind), **changes) for who in ("one", "run"))
     forks.train(alone, 1, [12], micro_batch=5)
     forks.train(run, 1, [6, 4, 2], micro_batch=[1, 2, 3], strategy=strategy)
     assert_the_same(run, alone, {1: (1, 3)}, LONG, CLIPPED_AT)
@@ -86,16 +102,17 @@ def test_after_thirty_steps_too(kind: str, strategy: str, forks: harness.Forks, 
 
 STAGES: dict[str, tuple[str, str, list[int], dict[str, Any], dict[str, Any]]] = {
     "dpo in 3 stages": ("dpo", "lora", [2, 7, 3], {"micro_batch": 3, "stage_order": [2, 0, 1]}, {"train__fused_loss": True}),
+    "kto in 3 stages": ("kto", "lora", [4, 5, 3], {"micro_batch": 2}, {}),
     "orpo in 2 stages, all weights": ("orpo", "full", [5, 7], {"micro_batch": 2}, {}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_a_model_in_stages_learns_the_same(name: str, forks: harness.Forks, tmp_path: Path, preferences: Path) -> None:
+def test_a_model_in_stages_learns_the_same(name: str, forks: harness.Forks, tmp_path: Path, preferences: Callable[[str], Path]) -> None:
     kind, method, stages, plan, changes = STAGES[name]
     deep = harness.tiny_llama(tmp_path / "tiny-llama", hidden=32, intermediate=64, layers=12)
     alone, run = (
-        harness.make_run(tmp_path / who, deep, preferences, **recipe(kind, method__kind=method, **changes)) for who in ("one", "run")
+        harness.make_run(tmp_path / who, deep, preferences(kind), **recipe(kind, method__kind=method, **changes)) for who in ("one", "run")
     )
     forks.train(alone, 1, [12], micro_batch=5)
     first = plan.get("stage_order", [0])[0]
@@ -110,10 +127,10 @@ def test_a_model_in_stages_learns_the_same(name: str, forks: harness.Forks, tmp_
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_training_is_that_of_one_process(
-    name: str, forks: harness.Forks, one: Callable[..., Path], tmp_path: Path, model: Path, preferences: Path
+    name: str, forks: harness.Forks, one: Callable[..., Path], tmp_path: Path, model: Path, preferences: Callable[[str], Path]
 ) -> None:
     kind, method, plan, changes = CASES[name]
-    run = harness.make_run(tmp_path / "run", model, preferences, **recipe(kind, method__kind=method, **changes))
+    run = harness.make_run(tmp_path / "run", model, preferences(kind), **recipe(kind, method__kind=method, **changes))
     forks.train(run, 1, **plan)
     ranks = len(plan["shares"])
     assert_the_same(run, one(kind, method), {1: (1, ranks)}, SHORT, CLIPPED_AT)
@@ -121,22 +138,23 @@ def test_the_training_is_that_of_one_process(
     for which in ("train", "eval"):
         prefix = "eval_" if which == "eval" else ""
         mine, alone = (harness.lines(where, 1, 0, "metrics.jsonl", which) for where in (run, one(kind, method)))
-        for key in (f"{prefix}margin", f"{prefix}accuracy"):
+        for key in (f"{prefix}margin", f"{prefix}accuracy", *([f"{prefix}kl"] if kind == "kto" else [])):
             # Before the first step, a model differs from its base by rounding alone: nobody knows which answer it finds better.
             first = 1 if key.endswith("accuracy") else 0
             assert [line[key] for line in mine][first:] == pytest.approx([line[key] for line in alone][first:], rel=1e-4, abs=1e-6), key
         assert all(line[f"{prefix}perplexity"] is None for line in mine)
     card = (run / "final" / "README.md").read_text()
-    assert f"{kind} (pairs of answers, beta 0.1)" in card and "loss of a pair" in card and "| perplexity" not in card
+    rows = "labelled answers" if kind == "kto" else "pairs of answers"
+    assert f"{kind} ({rows}, beta 0.1)" in card and "loss of a row" in card and "| perplexity" not in card
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_a_run_goes_on_elsewhere_with_the_reference_it_began_with(
-    method: str, forks: harness.Forks, one: Callable[..., Path], tmp_path: Path, model: Path, preferences: Path
+    method: str, forks: harness.Forks, one: Callable[..., Path], tmp_path: Path, model: Path, preferences: Callable[[str], Path]
 ) -> None:
     """Also of all weights, whose base is not there any more once they are trained. Without the numbers, adapters can be left out, and nothing else."""
     run, whole = (
-        harness.make_run(tmp_path / "run", model, preferences, **recipe("dpo", method__kind=method)),
+        harness.make_run(tmp_path / "run", model, preferences("dpo"), **recipe("dpo", method__kind=method)),
         harness.losses(one("dpo", method), 1),
     )
     shutil.copytree(one("dpo", method) / "checkpoints/step-00000002", run / "checkpoints/step-00000002")
@@ -175,9 +193,38 @@ def mean_of_means() -> int:
     return train.main()
 
 
-def test_a_mean_of_means_is_seen(forks: harness.Forks, one: Callable[..., Path], tmp_path: Path, model: Path, preferences: Path) -> None:
+def test_a_mean_of_means_is_seen(
+    forks: harness.Forks, one: Callable[..., Path], tmp_path: Path, model: Path, preferences: Callable[[str], Path]
+) -> None:
     """The control of the tests above."""
-    run = harness.make_run(tmp_path / "run", model, preferences, **recipe("dpo"))
+    run = harness.make_run(tmp_path / "run", model, preferences("dpo"), **recipe("dpo"))
     codes, output = forks.run(run, 1, [9, 2, 1], micro_batch=3, entry=f"{__name__}:mean_of_means")
     assert codes == [0, 0, 0], output
     assert harness.relative_error(harness.first_gradient(run), harness.first_gradient(one("dpo"))) > 0.1
+
+
+def own_baseline() -> int:
+    """The worker as others do it: each rank takes its own answers for the baseline."""
+    from homelab.worker.training import baseline, train
+
+    of_all = baseline.measured
+
+    def of_own(unmatched: Any, _rows: int, strategy: Any, model: Any, form: Any, _gather: Any, after_pass: Any) -> float:
+        return of_all(unmatched, sum(map(form.counted, unmatched)), strategy, model, form, lambda values: [values], after_pass)
+
+    baseline.measured = of_own
+    return train.main()
+
+
+def test_a_baseline_of_one_rank_is_seen(
+    forks: harness.Forks, one: Callable[..., Path], tmp_path: Path, model: Path, preferences: Callable[[str], Path]
+) -> None:
+    """The control of judged answers. In the first step no weight has moved, and every baseline is 0."""
+    run = harness.make_run(tmp_path / "run", model, preferences("kto"), **recipe("kto"))
+    codes, output = forks.run(run, 1, [9, 2, 1], micro_batch=3, entry=f"{__name__}:own_baseline")
+    assert codes == [0, 0, 0], output
+    assert harness.relative_error(harness.first_gradient(run), harness.first_gradient(one("kto"))) < 1e-5
+    baselines = [line["kl"] for line in harness.lines(one("kto"), 1, 0, "metrics.jsonl", "train")]
+    assert baselines[0] == 0 and min(baselines[1:]) > 0.1
+    whole = harness.losses(one("kto"), 1)
+    assert harness.losses(run, 1)[SHORT] != pytest.approx(whole[SHORT], rel=1e-4)

@@ -1,7 +1,7 @@
 """python -m tests.worker.training.trl_training: TRL's own training with an objective, in a process of its own: it leaves states in it that others trip over.
 
-Reads {"model": folder, "trainings": [{"kind", "beta", "rows": [row in the order of the steps], "steps", "batch", "rate", "weights": file to write}, ...]} from
-standard input, and prints the losses of each as JSON.
+Reads {"model": folder, "trainings": [{"kind", "beta", "rows": [row in the order of the steps], "steps", "batch", "rate", "weights": file to write, "others": [place of
+the row whose answer each row of kto is compared with]}, ...]} from standard input, and prints the losses of each as JSON.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ def trainer_of(kind: str, beta: float, settings: dict[str, Any]) -> tuple[Any, A
         from trl import DPOConfig, DPOTrainer
 
         return DPOTrainer, DPOConfig(loss_type=["sigmoid" if kind == "dpo" else "ipo"], beta=beta, **settings)
+    if kind == "kto":
+        from trl import KTOConfig, KTOTrainer
+
+        return KTOTrainer, KTOConfig(beta=beta, **settings)
     if kind == "orpo":
         from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
@@ -45,6 +49,11 @@ def losses_of(model: str, asked: dict[str, Any], folder: str) -> list[float]:
     tokenizer.bos_token = None  # the experimental trainers add one where a tokenizer knows it, also where it writes none itself
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     trainer = kind(model=loaded, args=configuration, processing_class=tokenizer, train_dataset=Dataset.from_list(asked["rows"]))
+    if "others" in asked:  # TRL's own choice depends on how rows are divided
+        completions = list(trainer.train_dataset["completion_ids"])
+        trainer.train_dataset = trainer.train_dataset.map(
+            lambda _row, place: {"KL_completion_ids": completions[asked["others"][place]]}, with_indices=True
+        )
     trainer.train()
     save_file({name: tensor.clone() for name, tensor in loaded.state_dict().items()}, asked["weights"])
     return [line["loss"] for line in trainer.state.log_history if "loss" in line]

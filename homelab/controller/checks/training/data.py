@@ -16,7 +16,7 @@ from homelab.controller.config.cluster import Node
 from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.node_commands import copy_between, on_node, path_word
-from homelab.shared.protocol.row_forms import PREFERENCE
+from homelab.shared.protocol.row_forms import LABELLED, OF_OBJECTIVES
 from homelab.shared.protocol.worker_messages import FileSample
 
 MOST_TRUNCATED = 0.10
@@ -93,7 +93,7 @@ def truncated(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     for role, file in _sampled(evidence):
         if file.tokens_sampled and file.rows_longer > MOST_TRUNCATED * file.tokens_sampled:
             seq_len = _seq_len(evidence)
-            cut = "are cut at the end" if file.form != PREFERENCE else "teach nothing: both answers of a pair are learned, or none"
+            cut = "teach nothing: answers are compared whole" if file.form in OF_OBJECTIVES else "are cut at the end"
             message = (
                 f"{file.rows_longer / file.tokens_sampled:.0%} of the samples of the {role} file are longer than seq_len {seq_len} and {cut} "
                 f"(the longest has {file.longest_tokens} tokens, half of them more than {file.median_tokens})"
@@ -121,13 +121,20 @@ def loss(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     for role, file in _sampled(evidence):
         if role == "train" and file.rows_mute:
             yield "", _mute(file)
+        if role == "train" and file.tokens_sampled > 1 and file.answers_good in (0, file.tokens_sampled) and file.form == LABELLED:
+            one, other = ("good", "bad") if file.answers_good else ("bad", "good")
+            message = (
+                f"all {file.tokens_sampled} answers of the train file that were read are {one}: nothing says what a {other} one looks like"
+            )
+            fix = "remove [objective] to learn them as they stand, or " if one == "good" else ""
+            yield "", Problem("warn", message, f"{fix}add {other} answers to the file")
         if role != "train" or file.rows_silent <= MOST_TRUNCATED * file.tokens_sampled:
             continue
         every = file.rows_silent == file.tokens_sampled
         share = "no sample" if every else f"{1 - file.rows_silent / file.tokens_sampled:.0%} of the samples"
         message = f"{share} of the train file {'has' if every else 'have'} a token that is trained within seq_len {_seq_len(evidence)}"
         hint = "edit the recipe: raise [train] seq_len so that the answers fit" + (
-            "" if file.form == PREFERENCE else ", or set [data] completion_only = false"
+            "" if file.form in OF_OBJECTIVES else ", or set [data] completion_only = false"
         )
         yield ("", Problem("fail" if every and file.whole and file.tokens_sampled == file.rows_read else "warn", message, hint))
 

@@ -91,23 +91,36 @@ def columns_of(words: str) -> dict[str, str]:
     return {key.strip(): column.strip() for key, _, column in pairs}
 
 
-def draft(place: str, model: str, columns: Mapping[str, str] | None = None, *, learns_pairs: bool = False) -> TrainRecipe:
-    """A recipe of this data that is good enough to look at the data with: nothing in it is cut."""
+def draft(place: str, model: str, columns: Mapping[str, str] | None = None, *, objective: str = "") -> TrainRecipe:
+    """A recipe of this data that is good enough to look at the data with: nothing in it is cut. `objective`: its kind, where rows are known to be for one."""
     train = {"global_batch": 1, "epochs": 1, "learning_rate": 1e-4, "seq_len": _ANY_LENGTH}
     data = {"train": place, **({"columns": dict(columns)} if columns else {})}
-    objective = {"objective": {"kind": "dpo"}} if learns_pairs or name_pairs(columns or {}) else {}
-    return parsed({"model": {"name": model}, "data": data, "method": {"kind": "lora"}, "train": train, **objective})
+    kind = objective or _objective_of(columns or {})
+    return parsed(
+        {
+            "model": {"name": model},
+            "data": data,
+            "method": {"kind": "lora"},
+            "train": train,
+            **({"objective": {"kind": kind}} if kind else {}),
+        }
+    )
 
 
-def name_pairs(columns: Mapping[str, str]) -> bool:
-    """Whether these columns, as a person has named them, are those of two answers."""
-    return not columns.keys().isdisjoint(("chosen", "rejected"))
+def _objective_of(columns: Mapping[str, str]) -> str:
+    """The objective whose rows have these columns, as a person has named them."""
+    return "dpo" if not columns.keys().isdisjoint(("chosen", "rejected")) else "kto" if "label" in columns else ""
 
 
-def has_pairs(sample: SampleResult | None) -> bool:
-    """Whether rows were refused for saying which of two answers is better: a draft that learns pairs reads them."""
+def objective_for(sample: SampleResult | None) -> str:
+    """The objective for rows that were read without one: they were refused for saying which of two answers is better, or a label says which answer is good.
+
+    Empty where there is none.
+    """
     file = sample.files.get("train") if sample is not None else None
-    return file is not None and file.form == PREFERENCE and bool(file.rows_bad)
+    if file is None:
+        return ""
+    return "dpo" if file.form == PREFERENCE and file.rows_bad else "kto" if file.labels else ""
 
 
 def parsed(content: Mapping[str, Any]) -> TrainRecipe:
@@ -131,8 +144,8 @@ def of_file(path: Path, model: str, previews: int) -> SampleResult:
     if fault is not None:
         raise fault
     sample = here(recipe, items, previews)
-    if has_pairs(sample):
-        sample = here(draft(path.name, model or _NO_MODEL, learns_pairs=True), items, previews)
+    if objective := objective_for(sample):
+        sample = here(draft(path.name, model or _NO_MODEL, objective=objective), items, previews)
     if sample.refused:
         raise InputError(sample.refused, where=str(path), hint=homelab("data FILE --model FOLDER"))
     refuse_bad_rows(sample.files.get("train"), str(path))

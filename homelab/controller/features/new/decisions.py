@@ -12,6 +12,7 @@ Sources, by the short names that stand in a recipe:
     Alpaca    Taori et al., 2023, github.com/tatsu-lab/stanford_alpaca: three passes over 52 thousand rows.
     Unsloth   unsloth.ai/docs, guide to the hyperparameters of LoRA: one to three passes, 5 to 10 % of the steps as warm-up, rank 16 or 32.
     DPO       Rafailov et al., 2023, arXiv:2305.18290, and TRL's default beta of 0.1.
+    KTO       Ethayarajh et al., 2024, arXiv:2402.01306, and TRL's default beta of 0.1.
     Handbook  huggingface/alignment-handbook, recipes/zephyr-7b-beta: pairs are learned in one pass, at a fortieth of the rate of its sft/config_qlora.yaml.
     Measured  `scripts/bench new`: 55 to 150 rows on a model of 135 million weights, the recipe beside others by hand; questions and answers about one subject
               gained until eight passes, texts and single facts until two.
@@ -49,22 +50,25 @@ _GUESSED_ROOM = 1.5  # of a row whose tokens nobody has counted
 _SEQ_STEP, _SEQ_LEAST = 64, 128
 
 
+_WORD = {"dpo": "pair", "kto": "answer"}
+
+
 @dataclass(frozen=True)
 class Rows:
-    """The data: rows, tokens of the longest and of all rows, and the part of these that is learned. `is_counted`: by the model's tokenizer. `are_pairs`: of
-    answers, of which one is better."""
+    """The data: rows, tokens of the longest and of all rows, and the part of these that is learned. `is_counted`: by the model's tokenizer. `objective`: its
+    kind, where rows say which answer is better or good."""
 
     count: int
     longest: int
     tokens: int
     loss_part: float
     is_counted: bool
-    are_pairs: bool = False
+    objective: str = ""
 
     @property
     def words(self) -> str:
-        """1 row, 55 rows, 55 pairs."""
-        return f"{self.count} {'pair' if self.are_pairs else 'row'}{'' if self.count == 1 else 's'}"
+        """1 row, 55 rows, 55 pairs, 55 answers."""
+        return f"{self.count} {_WORD.get(self.objective, 'row')}{'' if self.count == 1 else 's'}"
 
     @property
     def few(self) -> str:
@@ -99,10 +103,16 @@ class Decision:
         return f"{self.section}.{self.key}"
 
 
-_OBJECTIVE = (
-    Decision("objective", "kind", "dpo", "each row says which of two answers is better (DPO)"),
-    Decision("objective", "beta", 0.1, "how far the model may move from its base; the usual value (DPO)"),
-)
+_OBJECTIVES = {
+    "dpo": (
+        Decision("objective", "kind", "dpo", "each row says which of two answers is better (DPO)"),
+        Decision("objective", "beta", 0.1, "how far the model may move from its base; the usual value (DPO)"),
+    ),
+    "kto": (
+        Decision("objective", "kind", "kto", "each row says whether its answer is good (KTO)"),
+        Decision("objective", "beta", 0.1, "how far the model may move from its base; the usual value (KTO)"),
+    ),
+}
 
 
 def of_training(rows: Rows, base: Base, kind: str, ranks: int) -> tuple[Decision, ...]:
@@ -111,17 +121,17 @@ def of_training(rows: Rows, base: Base, kind: str, ranks: int) -> tuple[Decision
     held_out = _held_out(rows)
     trained = rows.count - (max(round(rows.count * held_out), 1) if held_out else 0)
     samples = cast(int, batch.value)
-    epochs = _passes_of_pairs(trained, samples) if rows.are_pairs else _epochs(trained, samples)
+    epochs = _passes_of_answers(trained, samples) if rows.objective else _epochs(trained, samples)
     passes = cast(int, epochs.value)
     steps = passes * order.steps_per_epoch(trained, samples)
     rate = _rate(base, kind, steps)
     return (
-        *(_OBJECTIVE if rows.are_pairs else ()),
+        *_OBJECTIVES.get(rows.objective, ()),
         *_evaluation(rows, held_out, passes, steps),
         *(_adapters(rows, base, passes) if kind != "full" else ()),
         batch,
         epochs,
-        _of_pairs(rate) if rows.are_pairs else rate,
+        _of_answers(rate) if rows.objective else rate,
         Decision("train", "warmup_steps", max(1, round(_WARMUP * steps)), f"5 % of the {steps} steps (Unsloth)"),
         Decision("train", "schedule", "cosine", "the rate falls to zero at the end, so the last steps settle (Unsloth)"),
         _seq_len(rows, base),
@@ -151,16 +161,16 @@ def _epochs(rows: int, batch: int) -> Decision:
     return Decision("train", "epochs", passes, f"one to three passes are usual, fewer the more rows there are: {rows} (Alpaca, Unsloth)")
 
 
-def _passes_of_pairs(rows: int, batch: int) -> Decision:
+def _passes_of_answers(rows: int, batch: int) -> Decision:
     passes = min(_MOST_PASSES_OF_PAIRS, math.ceil(_STEPS_OF_PAIRS * batch / rows))
     if passes > 1:
         return Decision(
-            "train", "epochs", passes, f"pairs are few ({rows}): one pass is usual, and these make about {_STEPS_OF_PAIRS} steps (Handbook)"
+            "train", "epochs", passes, f"they are few ({rows}): one pass is usual, and these make about {_STEPS_OF_PAIRS} steps (Handbook)"
         )
-    return Decision("train", "epochs", 1, "one pass is usual for pairs (Handbook)")
+    return Decision("train", "epochs", 1, "one pass is usual for answers that are compared (Handbook)")
 
 
-def _of_pairs(rate: Decision) -> Decision:
+def _of_answers(rate: Decision) -> Decision:
     tidy = _tidy(cast(float, rate.value) * _RATE_OF_PAIRS)
     return Decision(
         "train",
@@ -172,7 +182,7 @@ def _of_pairs(rate: Decision) -> Decision:
 
 def unsure_passes(rows: Rows, train: Train) -> tuple[int, int] | None:
     """Passes worth a try each, where few rows get many of them: facts that come again in other words want all, others the fewest (Measured). Else None."""
-    return (2, train.epochs) if train.epochs is not None and train.epochs >= _UNSURE_PASSES and not rows.are_pairs else None
+    return (2, train.epochs) if train.epochs is not None and train.epochs >= _UNSURE_PASSES and not rows.objective else None
 
 
 def _rate(base: Base, kind: str, steps: int) -> Decision:

@@ -132,8 +132,8 @@ def _verdict(chosen: Attempt, seen: Seen) -> Verdict:
     return verdict.of(chosen.plan, chosen.recipe, inputs=chosen.inputs, others=others, offline=not seen.inputs.facts)
 
 
-def _look(wish: Wish, model: str, cluster: Cluster | None, say: Say, *, learns_pairs: bool = False) -> Seen:
-    draft = data_look.draft(place(wish), model, wish.columns, learns_pairs=learns_pairs)
+def _look(wish: Wish, model: str, cluster: Cluster | None, say: Say, *, objective: str = "") -> Seen:
+    draft = data_look.draft(place(wish), model, wish.columns, objective=objective)
     items = inputs.of_recipe(draft, wish.output)
     fault = data_files.fault(items)
     if fault is not None:
@@ -162,8 +162,9 @@ def _look(wish: Wish, model: str, cluster: Cluster | None, say: Say, *, learns_p
         local = data_look.here(draft, items, _PREVIEWS)
         if sample is None or sample.refused or any(file.sum_tokens for file in local.files.values()):
             sample = local
-    if data_look.has_pairs(sample) and not learns_pairs and not wish.columns.keys() & {"completion", "messages", "text"}:
-        return _look(wish, model, cluster, say, learns_pairs=True)
+    wanted = data_look.objective_for(sample) if not wish.columns.keys() & {"completion", "messages", "text"} else ""
+    if wanted and not objective:
+        return _look(wish, model, cluster, say, objective=wanted)
     seen = Seen(sample, tuple(items), plan_inputs, tuple(notes))
     data_look.refuse_bad_rows(seen.file, wish.data, wish.columns)
     seen = Seen(sample, tuple(items), plan_inputs, (*notes, *_uncounted(seen)))
@@ -197,7 +198,7 @@ def with_model(seen: Seen, name: str, wish: Wish) -> Seen:
     """The same for another model: its rows have about as many tokens."""
     return _with_config(
         dataclasses.replace(seen, inputs=dataclasses.replace(seen.inputs, config=None)),
-        data_look.draft(place(wish), name, wish.columns, learns_pairs=seen.learns_pairs),
+        data_look.draft(place(wish), name, wish.columns, objective=seen.objective),
         wish,
     )
 

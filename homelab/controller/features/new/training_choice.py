@@ -25,7 +25,7 @@ from homelab.controller.planning.model import model_config
 from homelab.controller.planning.speed.dataset_size import BYTES_PER_TOKEN
 from homelab.controller.planning.types import Plan
 from homelab.controller.planning.work.job import shape_of
-from homelab.shared.protocol.row_forms import PREFERENCE
+from homelab.shared.protocol.row_forms import LABELLED, PREFERENCE
 from homelab.shared.protocol.worker_messages import FileSample, SampleResult
 
 _FOUR_BITS_COST = 1.25  # a base in 4 bits has to be so much faster, because rounding it costs a little of the result
@@ -66,9 +66,9 @@ class Seen:
         return dataclasses.replace(self, inputs=dataclasses.replace(self.inputs, cluster=cluster, facts={}))
 
     @property
-    def learns_pairs(self) -> bool:
-        """Whether the rows say which of two answers is better."""
-        return self.file is not None and self.file.form == PREFERENCE
+    def objective(self) -> str:
+        """What the rows are for, where they say which of two answers is better, or whether an answer is good; else empty."""
+        return {PREFERENCE: "dpo", LABELLED: "kto"}.get(self.file.form, "") if self.file is not None else ""
 
     @property
     def model(self) -> str:
@@ -132,9 +132,9 @@ def rows_of(seen: Seen) -> Rows:
     count = (counted if counted and file is not None and file.whole else item.rows) or counted or UNKNOWN_ROWS
     if file is not None and file.tokens_sampled:
         mean = file.sum_tokens / file.tokens_sampled
-        return Rows(count, file.longest_tokens, round(mean * count), file.loss_tokens / max(1, file.sum_tokens), True, seen.learns_pairs)
+        return Rows(count, file.longest_tokens, round(mean * count), file.loss_tokens / max(1, file.sum_tokens), True, seen.objective)
     tokens = max(count, (item.size_bytes or 0) // BYTES_PER_TOKEN)
-    return Rows(count, max(1, BYTES_PER_TOKEN * tokens // count), tokens, 0.5, False, seen.learns_pairs)
+    return Rows(count, max(1, BYTES_PER_TOKEN * tokens // count), tokens, 0.5, False, seen.objective)
 
 
 def choose(wish: Wish, name: str, seen: Seen, rows: Rows) -> Attempt:

@@ -24,7 +24,9 @@ def curves(lines: Sequence[Metric], node_of: Mapping[int, str]) -> tuple[Curve, 
     charts = (
         _curve("Loss", loss_unit(of_pairs=bool(found)), {"training": losses, "held out": evaluations}),
         _curve(
-            "Better answer found", "of the pairs", {"training": found, "held out": _evaluations(lines, lambda line: line.eval_accuracy)}
+            "Judged rightly",
+            "of the pairs or answers",
+            {"training": found, "held out": _evaluations(lines, lambda line: line.eval_accuracy)},
         ),
         _curve(
             "Speed",
@@ -39,7 +41,7 @@ def curves(lines: Sequence[Metric], node_of: Mapping[int, str]) -> tuple[Curve, 
 
 def loss_unit(*, of_pairs: bool) -> str:
     """What a loss is measured in. Objectives have units of their own."""
-    return "of a pair" if of_pairs else "nats per token"
+    return "of a row" if of_pairs else "nats per token"
 
 
 def step_rows(lines: Sequence[Metric]) -> tuple[StepRow, ...]:

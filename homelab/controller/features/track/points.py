@@ -13,11 +13,13 @@ Key = tuple[Kind, int]
 _TAGS: Mapping[Kind, Mapping[str, str]] = {
     "train": {
         "train/loss": "loss", "train/perplexity": "perplexity", "train/learning_rate": "learning_rate", "train/grad_norm": "grad_norm", 
-        "train/margin": "margin", "train/accuracy": "accuracy",
+        "train/margin": "margin", "train/accuracy": "accuracy", "train/kl": "kl",
         "train/epoch": "epoch", "train/step_s": "step_s", "rank0/tokens_per_s": "tokens_per_s", "rank0/communication_s": "communication_s",
         "rank0/memory_bytes": "memory_bytes",
     },
-    "eval": {"eval/loss": "eval_loss", "eval/perplexity": "eval_perplexity", "eval/margin": "eval_margin", "eval/accuracy": "eval_accuracy"},
+    "eval": {
+        "eval/loss": "eval_loss", "eval/perplexity": "eval_perplexity", "eval/margin": "eval_margin", "eval/accuracy": "eval_accuracy", "eval/kl": "eval_kl",
+    },
 }  # fmt: skip
 
 

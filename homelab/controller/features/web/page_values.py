@@ -51,7 +51,7 @@ def _figures(snapshot: Snapshot) -> list[tuple[str, str, str]]:
     """(name, value, note) of what a person looks for first."""
     figures: list[tuple[str, str, str]] = []
     if snapshot.loss is not None:
-        found = f"; better answer found {words.percent(100 * snapshot.accuracy)}" if snapshot.accuracy is not None else ""
+        found = f"; judged rightly {words.percent(100 * snapshot.accuracy)}" if snapshot.accuracy is not None else ""
         about = found or f"; perplexity {words.perplexity(snapshot.loss)}"
         start = snapshot.loss_history[0].loss if snapshot.loss_history else snapshot.loss
         figures.append(("loss", words.loss(snapshot.loss), f"from {words.loss(start)}{about}"))
@@ -59,7 +59,7 @@ def _figures(snapshot: Snapshot) -> list[tuple[str, str, str]]:
         best = snapshot.best_eval
         note = f"best {words.loss(best.loss)} in step {best.step}" if best is not None else ""
         if snapshot.eval_accuracy is not None:
-            note += f"; better answer found {words.percent(100 * snapshot.eval_accuracy)}"
+            note += f"; judged rightly {words.percent(100 * snapshot.eval_accuracy)}"
         figures.append(("held-out loss", words.loss(snapshot.eval_losses[-1].loss), note))
     is_moving = snapshot.state in ("running", "stopping")
     if is_moving and snapshot.tokens_per_s is not None:

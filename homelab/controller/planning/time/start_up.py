@@ -119,17 +119,15 @@ def _parts(job: TrainingJob, inputs: PlanInputs, part: float) -> Iterator[StartP
 
 
 def _reference(job: TrainingJob, time: TimeEstimate) -> Iterator[StartPart]:
-    """The pass of the base over all pairs: its numbers are kept, so only the first attempt pays for it."""
+    """The pass of the base over all rows, and of judged answers over as many others: its numbers are kept, so only the first attempt pays for it."""
     objective, rows = job.recipe.objective, job.workload.rows
     if objective is None or not objective.compares_with_base or rows.count is None or job.resume_step:
         return
-    pairs = rows.count + (job.workload.held_out_rows or 0)
-    seconds = pairs * rows.tokens_mean * step_time.FORWARD_PART / time.tokens_per_s
+    read = (rows.count + (job.workload.held_out_rows or 0)) * (2 if objective.learns_labels else 1)
+    seconds = read * rows.tokens_mean * step_time.FORWARD_PART / time.tokens_per_s
     spread = Span(_REFERENCE_SPREAD[0] * seconds, seconds, _REFERENCE_SPREAD[1] * seconds)
     yield _part(
-        "base reads pairs",
-        spread,
-        f"{pairs} pairs of about {rows.tokens_mean:.0f} tokens, forward alone: a third of a training step's work",
+        "base reads rows", spread, f"{read} rows of about {rows.tokens_mean:.0f} tokens, forward alone: a third of a training step's work"
     )
 
 

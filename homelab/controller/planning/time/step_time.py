@@ -91,7 +91,10 @@ def estimate(job: TrainingJob, strategy: NetworkCost, ranks: Sequence[RankPlan])
     recipe, rows, speeds = job.recipe, job.workload.rows, job.workload.speeds
     if speeds.speeds is None:
         return None
-    slowdown = speeds.slowdown(strategy.name, len(ranks))
+    of_strategy = speeds.slowdown(strategy.name, len(ranks))
+    # A judged answer is compared with another one, which is a forward pass over about as many tokens.
+    judges = recipe.objective is not None and recipe.objective.learns_labels
+    slowdown = of_strategy * (1 + FORWARD_PART * judges)
     workers = workers_of(recipe, ranks, speeds.speeds, speeds.sources, padded=bool(rows.padded), slowdown=slowdown)
     lengths = rows.lengths(recipe.train.global_batch, recipe.train.seq_len)
     rows_of = None if recipe.parallel.shares == "auto" else [worker.share for worker in workers]
@@ -101,7 +104,7 @@ def estimate(job: TrainingJob, strategy: NetworkCost, ranks: Sequence[RankPlan])
     exchange_s = wire_s + sync.waiting_s(len(workers))
     step_s = max(busy) + exchange_s
     equal_step_s = max(busy_s(workers, lengths, order.quotas(len(lengths), [1] * len(workers)))) + exchange_s
-    alone = [tokens / max(busy_s([worker], lengths, None)) * slowdown / speeds.slowdown(strategy.name, 1) for worker in workers]
+    alone = [tokens / max(busy_s([worker], lengths, None)) * of_strategy / speeds.slowdown(strategy.name, 1) for worker in workers]
     rows_by_rank = assignment.assign(lengths, [w.speed for w in workers], [w.limits for w in workers], rows_of)
     steps = rows.steps(recipe)
     wire = network_cost.wire_between({worker.node for worker in workers}, job.throughputs)
@@ -121,7 +124,7 @@ def estimate(job: TrainingJob, strategy: NetworkCost, ranks: Sequence[RankPlan])
             RankTime(rank=worker.rank, node=worker.node, source=worker.source, alone_tokens_per_s=rate, tokens=sum(lengths[row] for row in own_rows), busy_s=own)
             for worker, rate, own_rows, own in zip(workers, alone, rows_by_rank, busy, strict=True)
         ),
-        gains=_gains(workers, lengths, sync, tokens / step_s, lambda count: speeds.slowdown(strategy.name, count) / slowdown, fixed=rows_of is not None),
+        gains=_gains(workers, lengths, sync, tokens / step_s, lambda count: speeds.slowdown(strategy.name, count) / of_strategy, fixed=rows_of is not None),
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from homelab.shared.law.stage import Stage
 from homelab.worker.balancing.balancer import Balance
 from homelab.worker.checkpoints import optimizer_state, tensor_files, weights
 from homelab.worker.data.batches import Batch, Form, StepBatches, StepItem, copied
-from homelab.worker.data.encoding import Row
+from homelab.worker.data.rows import Row
 from homelab.worker.errors import WorkerError
 from homelab.worker.model.pretrained import DTYPES, LoadedPart
 from homelab.worker.runtime import process_group

@@ -313,6 +313,34 @@ def test_pairs_in_columns_of_other_names_are_learned_as_pairs(row: dict[str, str
     assert {name: column for name, column in vars(recipe.data.columns).items() if column} == columns
 
 
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        ({"prompt": "a?", "completion": "yes", "label": True}, {}),
+        ({"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "yes"}], "label": False}, {}),
+        ({"q": "a?", "said": "yes", "useful": 1}, {"prompt": "q", "completion": "said", "label": "useful"}),
+    ],
+)
+def test_rows_that_say_whether_their_answer_is_good_are_judged(row: dict[str, Any], columns: dict[str, str], tmp_path: Path) -> None:
+    data = tmp_path / "own.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for _ in range(200)))
+    made = new_recipe.make(
+        Wish(str(data), MODELS[0], tmp_path / "r.toml", offline=True, columns=columns), CLUSTERS["one small card"], no_say
+    )
+    recipe = load_recipe(tmp_path / "r.toml")
+    assert recipe.objective is not None and recipe.objective.kind == "kto" and recipe.data is not None and recipe.data.format == "labelled"
+    assert made.rows.words == "200 answers" and recipe.train is not None and recipe.train.learning_rate < 1e-4
+
+
+@pytest.mark.parametrize("label", ["spam", 1, "true", None])
+def test_a_label_that_is_no_truth_is_not_learned(label: object, tmp_path: Path) -> None:
+    """A number may be a class, and a word a topic: a person names such a column."""
+    data = tmp_path / "own.jsonl"
+    data.write_text("".join(json.dumps({"prompt": "a?", "completion": "yes", "label": label}) + "\n" for _ in range(200)))
+    made = new_recipe.make(Wish(str(data), MODELS[0], tmp_path / "r.toml", offline=True), CLUSTERS["one small card"], no_say)
+    assert made.chosen.recipe.objective is None
+
+
 def test_few_rows_get_a_command_that_tries_fewer_passes(tmp_path: Path) -> None:
     said = {}
     for name in ("three rows", "chats", "Alpaca", "preferences"):

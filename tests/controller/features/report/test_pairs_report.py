@@ -13,10 +13,10 @@ def lines(accuracy: float | None) -> list[Metric]:
 
 def test_the_unit_and_the_curve() -> None:
     charts = {chart.name: chart for chart in curves.curves(lines(0.75), {})}
-    assert charts["Loss"].unit == "of a pair" and "Better answer found" in charts
-    assert {series.label: [point.value for point in series.points] for series in charts["Better answer found"].series} == {
+    assert charts["Loss"].unit == "of a row" and "Judged rightly" in charts
+    assert {series.label: [point.value for point in series.points] for series in charts["Judged rightly"].series} == {
         "training": [0.75, 0.75],
         "held out": [0.9],
     }
     charts = {chart.name: chart for chart in curves.curves(lines(None), {})}
-    assert charts["Loss"].unit == "nats per token" and "Better answer found" not in charts
+    assert charts["Loss"].unit == "nats per token" and "Judged rightly" not in charts

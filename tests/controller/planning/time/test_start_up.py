@@ -142,12 +142,12 @@ def test_the_base_reads_all_pairs_once_before_the_first_step() -> None:
     lengths = {"data": {"train": DataFile(rows=3000, size_bytes=3000 * 400)}}
     plain, pairs = (healthy.recipe(**LLAMA_2, **more) for more in ({}, {"objective": {"kind": "dpo"}}))
     without, time = (time_of(healthy.gpu(recipe), recipe, **lengths) for recipe in (plain, pairs))
-    part = parts_of(time)["base reads pairs"]
+    part = parts_of(time)["base reads rows"]
     assert "3000 pairs" in part.because and part.seconds == pytest.approx(0.3 * 3000 * time.row_tokens / time.tokens_per_s)
     assert time.hours is not None and without.hours is not None
     assert (time.hours - without.hours) * 3600 == pytest.approx(part.seconds)
-    assert "base reads pairs" not in parts_of(time_of(healthy.gpu(pairs), pairs, **lengths, resume_step=50)), (
+    assert "base reads rows" not in parts_of(time_of(healthy.gpu(pairs), pairs, **lengths, resume_step=50)), (
         "a later attempt has the numbers"
     )
     of_orpo = healthy.recipe(**LLAMA_2, objective={"kind": "orpo"})
-    assert "base reads pairs" not in parts_of(time_of(healthy.gpu(of_orpo), of_orpo, **lengths)), "it asks no base"
+    assert "base reads rows" not in parts_of(time_of(healthy.gpu(of_orpo), of_orpo, **lengths)), "it asks no base"

@@ -1,0 +1,114 @@
+"""Answers with a label: what becomes of them, which edit a row gets that is none, and what each is compared with."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import pytest
+
+from homelab.shared.recipe import Objective
+from homelab.worker.data import compared_answers
+from homelab.worker.data.batches import Form
+from homelab.worker.data.encoding import Encoder
+from homelab.worker.data.readers import Record
+from homelab.worker.data.rows import Row
+from homelab.worker.errors import WorkerError
+
+SETTINGS = {"format": "labelled", "completion_only": True, "template": "auto"}
+ASKED, ANSWER = {"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Hello there!"}
+
+
+def encode(tokenizer: Any, rows: list[dict[str, Any]], seq_len: int = 256, **settings: Any) -> tuple[list[Row], list[str]]:
+    notes: list[str] = []
+    encoder = Encoder(tokenizer, SETTINGS | settings, seq_len, notes.append)
+    return encoder.encode([Record(place, f"answers, line {place + 1}", row) for place, row in enumerate(rows)], "train"), notes
+
+
+FORMS: dict[str, tuple[dict[str, Any], bool]] = {
+    "texts": ({"prompt": "Hi?", "completion": "Hello there!", "label": True}, True),
+    "a number": ({"prompt": "Hi?", "completion": "Hello there!", "label": 0}, False),
+    "a word of a CSV cell": ({"prompt": "Hi?", "completion": "Hello there!", "label": "False"}, False),
+    "a question": ({"question": "Hi?", "answer": "Hello there!", "thumbs_up": True, "id": 3}, True),
+    "messages": ({"prompt": [ASKED], "completion": [ANSWER], "label": True}, True),
+    "a conversation": ({"messages": [ASKED, ANSWER], "label": False}, False),
+    "ShareGPT": ({"conversations": [{"from": "human", "value": "Hi?"}, {"from": "gpt", "value": "Hello there!"}], "label": True}, True),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_is_the_same_answer(tokenizer: Any, name: str) -> None:
+    given, is_good = FORMS[name]
+    (row,), _ = encode(tokenizer, [given])
+    ((expected,), _) = encode(tokenizer, [FORMS["messages"][0]])
+    assert (row.tokens, row.trained, row.starts, row.good) == (expected.tokens, expected.trained, (0,), is_good)
+    assert "Hello" in tokenizer.decode([token for token, counts in zip(row.tokens, row.trained, strict=True) if counts])
+
+
+def test_only_the_last_answer_of_a_conversation_is_judged(tokenizer: Any) -> None:
+    earlier = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
+    (row,), _ = encode(tokenizer, [{"messages": [*earlier, ASKED, ANSWER], "label": True}])
+    learned = tokenizer.decode([token for token, counts in zip(row.tokens, row.trained, strict=True) if counts])
+    assert "Hello" in learned and "Me." not in learned and "Me." in tokenizer.decode(row.tokens)
+
+
+@pytest.mark.parametrize(
+    ("row", "message", "hint"),
+    [
+        ({"prompt": "a", "completion": "b"}, 'no "label"', 'give each row "prompt", "completion" and "label"'),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, 'no "label"', 'set kind = "dpo"'),
+        ({"text": "a", "label": True}, 'no "prompt"', "a labelled answer needs its question"),
+        ({"prompt": "a", "completion": "b", "label": "perhaps"}, "true or false, here it is 'perhaps'", "write true for a good answer"),
+        ({"prompt": "a", "completion": "b", "label": None}, "true or false, here it is 'None'", "write true for a good answer"),
+        ({"prompt": "a", "completion": "b", "label": 5}, "true or false, here it is '5'", "write true for a good answer"),
+        ({"messages": [ASKED], "label": True}, "does not end with an answer", "let the last message be the assistant's"),
+    ],
+)
+def test_a_row_that_is_none_gets_the_edit(tokenizer: Any, row: dict[str, Any], message: str, hint: str) -> None:
+    with pytest.raises(WorkerError) as error:
+        encode(tokenizer, [row])
+    assert message in error.value.message and hint in error.value.hint and "answers, line 1" in error.value.where
+
+
+def test_an_answer_that_is_too_long_teaches_nothing(tokenizer: Any) -> None:
+    rows, notes = encode(tokenizer, [{"prompt": "a", "completion": text, "label": True} for text in ("b", "b " * 300)], seq_len=64)
+    assert [any(row.trained) for row in rows] == [True, False] and len(rows[1].tokens) == 64
+    assert any("1 of 2 answers are longer than seq_len 64" in note for note in notes)
+    assert any("all answers are good" in note for note in notes)
+
+
+def answers(count: int) -> list[Row]:
+    return [Row(array("i", [place, 1000 + place, 2000 + place]), bytes([0, 1, 1]), (place,)) for place in range(count)]
+
+
+def test_each_answer_is_compared_with_one_to_another_prompt_and_all_are_used_once() -> None:
+    rows, again, others = answers(9), answers(9), answers(9)
+    for part, seed in ((rows, 1), (again, 1), (others, 2)):
+        compared_answers.fill_others(part, seed, 8)
+    drawn = [row.other.tokens.tolist() for row in rows if row.other]
+    assert [tokens[0] for tokens in drawn] == list(range(9)), "its own prompt"
+    assert sorted(tokens[1] - 1000 for tokens in drawn) == list(range(9)), "each answer once"
+    assert all(tokens[1] - 1000 != tokens[0] and tokens[2] == tokens[1] + 1000 for tokens in drawn)
+    assert drawn == [row.other.tokens.tolist() for row in again if row.other], "the seed alone decides"
+    assert drawn != [row.other.tokens.tolist() for row in others if row.other]
+
+
+def test_rows_that_teach_nothing_are_nobodys_other_answer() -> None:
+    rows = answers(3)
+    rows[1].trained = bytes(3)
+    compared_answers.fill_others(rows, 1, 2)
+    found = [row.other for row in rows if row.other is not None]
+    assert [other.tokens.tolist() for other in found] == [[0, 1002], [1, 1001], [2, 1000]], "cut at two tokens"
+    assert [any(other.trained) for other in found] == [True, False, True]
+    (alone,) = answers(1)
+    compared_answers.fill_others([alone], 1, 8)
+    assert alone.other is not None and alone.other.tokens == alone.tokens
+
+
+def test_the_tensors_of_judged_answers() -> None:
+    rows = answers(3)
+    rows[0].good, rows[2].trained, rows[1].reference = False, bytes(3), (-4.0, -9.0)
+    batch = Form(0, joined=True, labelled=True, objective=Objective("kto")).batch(rows, packed=False)
+    assert batch["sides"].tolist() == [0, 0, 1, 1] and batch["labelled"].numel() == 4
+    assert batch["good"].tolist() == [0, 1, 1] and batch["counting"].tolist() == [1, 1, 0]
+    assert batch["reference"].tolist() == [0, -4, 0] and batch["answer_tokens"].tolist() == [2, 2, 1] and float(batch["baseline"]) == 0
