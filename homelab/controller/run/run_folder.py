@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, get_args
 
-from homelab.controller.base.errors import HomelabError
+from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.say import Say
 from homelab.controller.config.recipe import Recipe
@@ -49,6 +49,16 @@ def description_of(paths: RunPaths) -> Description:
             else "it has no run.json",
         )
     return Description(run_json, recipe)
+
+
+def refuse_scores(paths: RunPaths) -> None:
+    """Raises InputError for a run whose result scores answers: it writes no text."""
+    objective = description_of(paths).recipe.objective
+    if objective is not None and objective.scores:
+        raise InputError(
+            "this is a reward model: it scores answers and writes no text", where=f"{paths.name}: [objective] kind",
+            hint=Hint("{} brings it, and AutoModelForSequenceClassification (of adapters: PEFT's AutoPeftModelForSequenceClassification) loads it", homelab("fetch", paths.name)),
+        )  # fmt: skip
 
 
 def state_of(paths: RunPaths) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from homelab.shared.markers import Above, AtLeast
 from homelab.shared.protocol.row_forms import LABELLED, PREFERENCE
 
-ObjectiveKind = Literal["dpo", "ipo", "simpo", "orpo", "kto"]
+ObjectiveKind = Literal["dpo", "ipo", "simpo", "orpo", "kto", "reward"]
 _GAMMA = 0.5  # TRL's default (experimental/cpo/cpo_config.py)
 
 
@@ -30,6 +30,11 @@ class Objective:
     def learns_labels(self) -> bool:
         """Whether a row is one answer with its label; else it is two answers."""
         return self.kind == "kto"
+
+    @property
+    def scores(self) -> bool:
+        """Whether the model learns to give an answer one number, with a head of its own."""
+        return self.kind == "reward"
 
     @property
     def format(self) -> Literal["preference", "labelled"]:

@@ -32,9 +32,11 @@ def model_card(task: Task, curves: Curves, step: int, *, is_moved_by_peft: bool)
     """
     method, model = task.method, _shown(task.model.name)
     library = "transformers" if method.kind == "full" else "peft"
-    front = [f"base_model: {json.dumps(model)}", f"library_name: {library}", "pipeline_tag: text-generation"]
+    does = "text-classification" if task.objective is not None and task.objective.scores else "text-generation"
+    front = [f"base_model: {json.dumps(model)}", f"library_name: {library}", f"pipeline_tag: {does}"]
     name = task.run.get("name", task.run_dir.name)
-    objective = f"{task.objective.kind} ({task.objective.rows}, beta {task.objective.beta:g}), " if task.objective is not None else ""
+    beta = f", beta {task.objective.beta:g}" if task.objective is not None and not task.objective.scores else ""
+    objective = f"{task.objective.kind} ({task.objective.rows}{beta}), " if task.objective is not None else ""
     parts = [
         "---\n" + "\n".join(front) + "\n---",
         f"# {name}",

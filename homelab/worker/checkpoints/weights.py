@@ -17,7 +17,7 @@ from homelab.worker.checkpoints.model_card import model_card
 from homelab.worker.checkpoints.tensor_files import fill, save
 from homelab.worker.data.row_agreement import LAW
 from homelab.worker.errors import WorkerError
-from homelab.worker.model import adapter_targets
+from homelab.worker.model import adapter_targets, inspection, score_head
 from homelab.worker.model.pretrained import DTYPES
 from homelab.worker.runtime.task import Task
 
@@ -85,6 +85,8 @@ def write_final(
     partial = task.run_dir / ".final.partial"
     shutil.rmtree(partial, ignore_errors=True)
     model.config.use_cache = True  # the Trainer turned it off for training; generating needs it
+    scores = task.objective is not None and task.objective.scores
+    tensors = score_head.named(tensors) if scores else tensors
     try:
         if task.method.kind == "full":
             dtype = DTYPES[task.precision]
@@ -92,8 +94,12 @@ def write_final(
             saving.save_whole(model, partial, state_dict={name: tensor.to(dtype) for name, tensor in tensors.items()})
         else:
             model.save_pretrained(partial, state_dict=tensors, save_embedding_layers=False)
-            if is_stage:  # PEFT leaves out what its own model does not have: the layers of all other stages
+            if (
+                is_stage or scores
+            ):  # PEFT leaves out what its own model does not have: the layers of all other stages, a head of another name
                 save({adapter_name(name): tensor for name, tensor in tensors.items()}, partial / "adapter_model.safetensors")
+        if scores:
+            score_head.describe(partial, inspection.base_of(model), tokenizer.pad_token_id)
         tokenizer.save_pretrained(partial)
         is_moved = task.method.kind != "full" and adapter_targets.is_moved_by_peft(model)
         (partial / "README.md").write_text(model_card(task, curves, step, is_moved_by_peft=is_moved), encoding="utf-8")

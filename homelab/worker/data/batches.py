@@ -129,6 +129,9 @@ class Form:
     def batch(self, rows: Sequence[Row], *, packed: bool, learned: float = 1.0) -> Batch:
         """The keyword arguments of one forward pass. `learned`: see `learned`, of the global batch."""
         pairs: Batch = {}
+        if self.objective is not None and self.objective.scores:
+            batch = join(pair_batches.answers(rows)) if self.joined else collate(pair_batches.answers(rows), self.pad, packed=packed)
+            return batch | pair_batches.scored(rows, None if self.joined else batch["input_ids"].shape[1])
         if self.judges:
             pairs = pair_batches.judged(rows)
         elif self.objective is not None:

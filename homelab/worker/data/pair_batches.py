@@ -8,6 +8,10 @@ Beside the keyword arguments of any pass (`batches`), with P pairs in it:
     counting        [P] 1 for a pair that counts, 0 for one that teaches nothing
     learned_tokens  `learned`: tokens of the global batch that are learned by themselves (ORPO)
 
+Where answers are scored, there are `counting` and
+
+    ends            [2 P] where the last token of each answer stands in the flattened pass
+
 With P judged answers in it, each is a side, and it has `sides`, `answer_tokens`, `reference` and `counting`, all of them [P], and
 
     good            [P] 1 for a good answer, 0 for a bad one
@@ -25,7 +29,7 @@ import torch
 
 from homelab.worker.data.rows import Row
 
-NAMES = ("sides", "answer_tokens", "reference", "counting", "learned_tokens", "good", "baseline")
+NAMES = ("sides", "answer_tokens", "reference", "counting", "learned_tokens", "good", "baseline", "ends")
 
 
 def counts(row: Row) -> bool:
@@ -76,6 +80,16 @@ def tensors(rows: Sequence[Row], *, learns_prompts: bool, learned: float) -> dic
         "reference": torch.tensor([number for row in rows for number in row.reference], dtype=torch.float64),
         "counting": torch.tensor([float(counts(row)) for row in rows], dtype=torch.float64),
         "learned_tokens": torch.tensor(learned, dtype=torch.float64),
+    }
+
+
+def scored(rows: Sequence[Row], width: int | None) -> dict[str, Any]:
+    """What the pass of these pairs has beside its tokens where answers are scored. `width`: of a padded pass; None: all stand in one row."""
+    lengths = [len(side.tokens) for side in answers(rows)]
+    begins = [0, *itertools.accumulate(lengths)] if width is None else [width * place for place in range(len(lengths))]
+    return {
+        "ends": torch.tensor([begin + length - 1 for begin, length in zip(begins, lengths, strict=False)], dtype=torch.long),
+        "counting": torch.tensor([float(counts(row)) for row in rows], dtype=torch.float64),
     }
 
 

@@ -23,6 +23,7 @@ from homelab.worker.model import (
     model_dropout,
     pair_loss,
     quantised_cache,
+    score_head,
     stored_weights,
     trained_weights,
 )
@@ -57,12 +58,17 @@ def load_model(task: Task, path: str, note: Note, part: LoadedPart = WHOLE) -> A
     model_dropout.settle(model, task, note, part)
     if train.gradient_checkpointing:
         enable_checkpointing(model)
-    if train.fused_loss and part.has_loss:
+    scores = task.objective is not None and task.objective.scores and part.has_loss
+    if scores:
+        score_head.put_on(model, train.seed, method.targets, note)
+    elif train.fused_loss and part.has_loss:
         _fuse_loss(model, task, note)
     if task.objective is not None and part.has_loss:
         pair_loss.install(model, task.objective)
     if method.kind != "full":
         model = add_adapters(model, method, task.train.seed)
+        if scores:
+            score_head.train(model)
     trained_weights.freeze_unreached(model, note)
     return _told(model, task, note)
 

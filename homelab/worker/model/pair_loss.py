@@ -51,6 +51,9 @@ def figures_of(model: Any) -> PairFigures:
 
 def install(model: Any, objective: Objective) -> None:
     """Teach the model; before adapters are added, and after `fused_loss`, whose choice decides whether all logits may exist at once."""
+    if objective.scores:
+        _install_scores(model)
+        return
     original: Callable[..., Any] = model.forward
     in_chunks = fused_loss.takes_labelled(model)
     tokens = max(1, CHUNK_LOGITS // model.config.get_text_config().vocab_size)
@@ -89,6 +92,32 @@ def install(model: Any, objective: Objective) -> None:
     del forward.__wrapped__
     model.forward = types.MethodType(forward, model)
     model.takes_labelled = True
+
+
+def _install_scores(model: Any) -> None:
+    """Answer passes of pairs whose answers are scored by the head of `score_head`."""
+    original: Callable[..., Any] = model.forward
+    figures = model.pair_figures = PairFigures()
+
+    @functools.wraps(type(model).forward)
+    def forward(self: Any, *args: Any, ends: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        if ends is None:
+            return original(*args, **kwargs)
+        from transformers.modeling_outputs import CausalLMOutputWithPast
+
+        counting, pairs = kwargs.pop("counting"), kwargs.pop("num_items_in_batch")
+        for name in ("labels", "labelled", "return_dict"):
+            kwargs.pop(name, None)
+        hidden = self.base_model(*args, **kwargs).last_hidden_state
+        scores = self.get_output_embeddings()(hidden.reshape(-1, hidden.shape[-1]).index_select(0, ends)).squeeze(-1).double()
+        better, other = scores[::2], scores[1::2]
+        figures.add(better - other, counting, torch.zeros_like(better))
+        return CausalLMOutputWithPast(loss=((losses.of_scores(better, other) * counting).sum() / pairs).float())
+
+    forward.__signature__ = inspect.signature(type(model).forward)  # type: ignore[attr-defined]
+    del forward.__wrapped__
+    model.forward = types.MethodType(forward, model)
+    model.takes_labelled = False
 
 
 class _OfPairs(NamedTuple):

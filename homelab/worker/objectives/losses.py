@@ -44,6 +44,11 @@ def of_judged(answers: Answers, good: torch.Tensor, baseline: torch.Tensor, obje
     return weight * (1 - torch.sigmoid(lead)), lead
 
 
+def of_scores(better: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The loss of each pair whose answers have these scores, [pairs]: a reward model's (Stiennon et al. 2020, section 3.4)."""
+    return -functional.logsigmoid(better - other)
+
+
 def dpo(better: Answers, other: Answers, objective: Objective) -> torch.Tensor:
     """Direct preference optimisation."""
     return -functional.logsigmoid(objective.beta * (better.moved - other.moved))

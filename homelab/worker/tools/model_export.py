@@ -47,14 +47,20 @@ def _write(run: dict[str, Any], task: Task, checkpoint: Path, partial: Path) -> 
     from safetensors.torch import load_file
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from homelab.worker.checkpoints import saving
-    from homelab.worker.checkpoints.weights import WEIGHTS
-    from homelab.worker.model import adapter_targets
+    from homelab.worker.checkpoints import saving, tensor_files
+    from homelab.worker.checkpoints.weights import WEIGHTS, adapter_name
+    from homelab.worker.model import adapter_targets, score_head
     from homelab.worker.model.build import add_adapters
     from homelab.worker.model.pretrained import DTYPES, from_pretrained, load_tokenizer, model_path
 
     imports.quiet()
     path, method = model_path(run), run["recipe"]["method"]
+    scores = task.objective is not None and task.objective.scores
+    if scores and method["kind"] == "full":
+        raise WorkerError(
+            "a checkpoint of a reward model with all its weights cannot be fetched", where=str(checkpoint),
+            hint=f"let the run end, then homelab fetch {task.run_dir.name}; with [method] kind = \"lora\" it can be fetched at any time",
+        )  # fmt: skip
     is_moved = False
     config = from_pretrained(AutoConfig, path, revision=run["recipe"]["model"].get("revision"))
     saved = load_file(str(checkpoint / WEIGHTS))
@@ -78,6 +84,10 @@ def _write(run: dict[str, Any], task: Task, checkpoint: Path, partial: Path) -> 
             adapted = add_adapters(model, section(Method, run["recipe"]), int(run["recipe"]["train"]["seed"]))
         adapted.peft_config["default"].base_model_name_or_path = path
         adapted.save_pretrained(partial, state_dict=saved, save_embedding_layers=False)
+        if scores:  # PEFT leaves out what its own model does not have: a head of another name
+            named = {adapter_name(name): tensor for name, tensor in score_head.named(saved).items()}
+            tensor_files.save(named, partial / "adapter_model.safetensors")
+            score_head.describe(partial, model, None)
         is_moved = adapter_targets.is_moved_by_peft(adapted)
     load_tokenizer(run, path).save_pretrained(partial)
     card = model_card(task, Curves.carried_by(checkpoint, task), task.resume_step, is_moved_by_peft=is_moved)

@@ -14,16 +14,16 @@ from homelab.worker.model import inspection
 _MANY = 10**6
 
 
-def check_loss_is_a_sum(model: Any, device: torch.device) -> None:
+def check_loss_is_a_sum(model: Any, device: torch.device, *, scores: bool = False) -> None:
     """Tiny forward passes: a loss over twice the items must be half, and one over very many next to nothing. A model can take `num_items_in_batch`
-    and ignore it, or add a part that is no sum over tokens (of a router)."""
+    and ignore it, or add a part that is no sum over tokens (of a router). `scores`: the model scores the answers of pairs."""
     tokens = torch.arange(1, 9, device=device).unsqueeze(0)
+    inputs = {"input_ids": tokens, "labels": tokens}
+    if scores:
+        inputs = {"input_ids": tokens.view(2, 4), "ends": torch.tensor([3, 7], device=device), "counting": torch.ones(1, device=device)}
     model.eval()
     with torch.no_grad():
-        one, two, none = (
-            float(model(input_ids=tokens, labels=tokens, num_items_in_batch=torch.tensor(count, device=device)).loss)
-            for count in (1, 2, _MANY)
-        )
+        one, two, none = (float(model(**inputs, num_items_in_batch=torch.tensor(count, device=device)).loss) for count in (1, 2, _MANY))
     name = type(inspection.base_of(model)).__name__
     if math.isfinite(one) and abs(one - 2 * two) > 1e-3 * abs(one):
         raise WorkerError(

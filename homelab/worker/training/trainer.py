@@ -267,8 +267,11 @@ class _Steps(TrainerCallback):
 
     def on_train_begin(self, *_args: Any, **_kwargs: Any) -> None:
         self.trainer.strategy.reduce_gradients(self.trainer.model_wrapped, self.trainer.clock)
+        objective = self.trainer.task.objective
         if self.trainer.strategy.part.has_loss:
-            check_loss_is_a_sum(self.trainer.model, self.trainer.args.device)
+            check_loss_is_a_sum(self.trainer.model, self.trainer.args.device, scores=objective is not None and objective.scores)
+            if objective is not None:
+                pair_loss.figures_of(self.trainer.model).take()  # those of the check
         if self.trainer.train_dataset.packed and not self.trainer.train_dataset.form.joined:
             check_samples_stay_apart(self.trainer.model, self.trainer.args.device)
         self.trainer.hooks.before_first(self.trainer)

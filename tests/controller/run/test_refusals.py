@@ -182,3 +182,24 @@ def test_a_plan_of_another_run_or_attempt_is_none(tmp_path: Path) -> None:
     paths.plan_json(1).unlink()
     with pytest.raises(HomelabError, match="it has no readable plan"):
         run_folder.plan_of(paths)
+
+
+def test_a_model_that_scores_is_not_asked_for_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipes = {
+        kind: parse_recipe(
+            {
+                "model": {"name": "/models/tiny"}, "data": {"train": "pairs.jsonl"}, "method": {"kind": "lora"}, "objective": {"kind": kind},
+                "train": {"global_batch": 2, "epochs": 1, "learning_rate": 1e-4, "seq_len": 64},
+            }
+        )
+        for kind in ("dpo", "reward")
+    }  # fmt: skip
+    paths = RunPaths(tmp_path / "r")
+    for kind in recipes:
+        monkeypatch.setattr(run_folder, "description_of", lambda _paths, kind=kind: run_folder.Description({}, recipes[kind]))
+        if kind == "dpo":
+            run_folder.refuse_scores(paths)
+            continue
+        with pytest.raises(InputError) as error:
+            run_folder.refuse_scores(paths)
+        assert "homelab fetch r" in str(error.value.hint) and "AutoModelForSequenceClassification" in str(error.value.hint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,31 @@ def test_it_is_what_final_would_be(tmp_path: Path, model: Path, data: Path, kind
         asked = PeftModel.from_pretrained(load_base(str(model), None, None, torch.float32, None, ""), run_dir / "exports/step-00000003")
         tokens = torch.arange(3, 20).view(1, -1)
         assert torch.equal(asked.eval()(input_ids=tokens).logits, built.eval()(input_ids=tokens).logits)
+
+
+def test_adapters_that_score_are_what_final_would_be(tmp_path: Path, model: Path, data: Path) -> None:
+    from peft import AutoPeftModelForSequenceClassification
+
+    changes: dict[str, Any] = {"method__kind": "lora", "objective__kind": "reward"}
+    run_dir = harness.make_run(tmp_path / "run", model, data, **changes)
+    harness.make_plan(run_dir, 1, [12])
+    run = run_model.read_run(run_dir)
+    built = load_model(run_model.task_of(run, run_dir), str(model), lambda note: None)
+    with torch.no_grad():
+        for weight in built.parameters():
+            if weight.requires_grad:
+                weight.add_(0.01)
+    checkpoint_folder.write(run_dir / "checkpoints", 3, run["recipe_hash"], writers_of({WEIGHTS: trained(built)}))
+    exported = run_dir / model_export.export(run_dir, 3)
+    asked = AutoPeftModelForSequenceClassification.from_pretrained(str(exported), num_labels=1, dtype=torch.float32).eval()
+    tokens = torch.arange(3, 20).view(1, -1)
+    assert float(asked(input_ids=tokens).logits) == pytest.approx(float(built.eval()(input_ids=tokens).logits[0, -1]), rel=1e-5)
+    whole = harness.make_run(tmp_path / "whole", model, data, **changes | {"method__kind": "full"})
+    harness.make_plan(whole, 1, [12])
+    checkpoint_folder.write(whole / "checkpoints", 3, run_model.read_run(whole)["recipe_hash"], writers_of({"x.json": {}}))
+    with pytest.raises(WorkerError) as error:
+        model_export.export(whole, 3)
+    assert "let the run end" in error.value.hint
 
 
 def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path, model: Path, data: Path) -> None:

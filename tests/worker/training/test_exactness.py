@@ -174,8 +174,10 @@ def test_two_nodes_with_different_numbers_of_processes(
     assert_every_sample_once_per_epoch(run, 3, SHORT)
 
 
-def assert_the_same(run: Path, one: Path, attempts: dict[int, tuple[int, int]], steps: int, clipped_at: float = CLIPPED_AT) -> None:
-    """`attempts` names the first step that counts of each attempt, and its ranks."""
+def assert_the_same(
+    run: Path, one: Path, attempts: dict[int, tuple[int, int]], steps: int, clipped_at: float = CLIPPED_AT, worse: float = 1.0
+) -> None:
+    """`attempts` names the first step that counts of each attempt, and its ranks; `worse`: how much more of a gradient is rounding than usual."""
     expected, sampled = harness.losses(one, 1), harness.samples(one, 1, 1)
     assert list(expected) == list(range(1, steps + 1))
     found: dict[int, float] = {}
@@ -196,14 +198,14 @@ def assert_the_same(run: Path, one: Path, attempts: dict[int, tuple[int, int]], 
     assert norms == pytest.approx({step: lengths[step] for step in norms}, rel=AFTER_ALL)
     if begin == 1:
         assert norms[1] > clipped_at
-        assert (found[1], norms[1]) == pytest.approx((expected[1], lengths[1]), rel=AFTER_ONE)
+        assert (found[1], norms[1]) == pytest.approx((expected[1], lengths[1]), rel=worse * AFTER_ONE)
     if begin == 1 and steps == SHORT:
-        assert harness.relative_error(harness.first_gradient(run), harness.first_gradient(one)) <= AFTER_ONE
+        assert harness.relative_error(harness.first_gradient(run), harness.first_gradient(one)) <= worse * AFTER_ONE
         assert harness.whole_error(harness.weights(run, 1), harness.weights(one, 1)) <= AFTER_ONE
-    assert harness.relative_error(harness.weights(run, steps), harness.weights(one, steps)) <= AFTER_ALL
+    assert harness.relative_error(harness.weights(run, steps), harness.weights(one, steps)) <= worse * AFTER_ALL
     last, first_weights = max(attempts), harness.weights(one, LENGTH[steps]["checkpoint__every_steps"])
     moved, should = ({name: tensor - first_weights[name] for name, tensor in harness.weights(which, steps).items()} for which in (run, one))
-    assert harness.whole_error(moved, should) <= AFTER_ALL, "what training has changed, not what was there before"
+    assert harness.whole_error(moved, should) <= worse * AFTER_ALL, "what training has changed, not what was there before"
     held_out = [harness.lines(which, attempt, 0, "metrics.jsonl", "eval")[-1]["eval_loss"] for which, attempt in ((run, last), (one, 1))]
     assert held_out[0] == pytest.approx(held_out[1], rel=AFTER_ALL)
 

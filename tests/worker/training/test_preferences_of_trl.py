@@ -21,7 +21,7 @@ from tests.worker.training.test_preferences import labelled, pairs
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 STEPS, BATCH, RATE = 20, 4, 3e-4
-KINDS = {"dpo": 0.1, "ipo": 0.1, "simpo": 2.0, "orpo": 0.1, "kto": 0.1}  # with its beta
+KINDS = {"dpo": 0.1, "ipo": 0.1, "simpo": 2.0, "orpo": 0.1, "kto": 0.1, "reward": 0.1}  # with its beta
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +55,8 @@ def trained(
                 "weights": weights,
             }
         )
+        if kind == "reward":
+            trainings[-1]["seed"] = harness.resolved_recipe()["train"]["seed"]
         if kind == "kto":
             trainings[-1]["others"] = [order.index(answering(len(rows))[place]) for place in order]
     done = subprocess.run(
@@ -78,6 +80,8 @@ def test_losses_and_weights_are_those_of_trl(kind: str, trained: dict[str, tuple
     run, losses, weights = trained[kind]
     assert list(harness.losses(run, 1).values()) == pytest.approx(losses, rel=1e-6, abs=1e-6)
     own = harness.weights(run, STEPS)
-    assert harness.relative_error(own, {name: weights[name] for name in own}) <= 1e-5
+    assert (
+        harness.relative_error(own, {name: weights[name.replace("lm_head", "score") if kind == "reward" else name] for name in own}) <= 1e-5
+    )
     other = next(name for name in KINDS if name != kind)
     assert losses != pytest.approx(trained[other][1], rel=1e-2), "each objective has its own"

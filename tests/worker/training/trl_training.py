@@ -1,7 +1,7 @@
 """python -m tests.worker.training.trl_training: TRL's own training with an objective, in a process of its own: it leaves states in it that others trip over.
 
 Reads {"model": folder, "trainings": [{"kind", "beta", "rows": [row in the order of the steps], "steps", "batch", "rate", "weights": file to write, "others": [place of
-the row whose answer each row of kto is compared with]}, ...]} from standard input, and prints the losses of each as JSON.
+the row whose answer each row of kto is compared with], "seed": of the head of a reward model}, ...]} from standard input, and prints the losses of each as JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import torch
 from datasets import Dataset
 from safetensors.torch import save_file
 from torch.utils.data import SequentialSampler
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from homelab.worker.model import score_head
 
 
 def trainer_of(kind: str, beta: float, settings: dict[str, Any]) -> tuple[Any, Any]:
@@ -28,6 +30,10 @@ def trainer_of(kind: str, beta: float, settings: dict[str, Any]) -> tuple[Any, A
         from trl import KTOConfig, KTOTrainer
 
         return KTOTrainer, KTOConfig(beta=beta, **settings)
+    if kind == "reward":
+        from trl import RewardConfig, RewardTrainer
+
+        return RewardTrainer, RewardConfig(**settings)
     if kind == "orpo":
         from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
@@ -48,6 +54,11 @@ def losses_of(model: str, asked: dict[str, Any], folder: str) -> list[float]:
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokenizer.bos_token = None  # the experimental trainers add one where a tokenizer knows it, also where it writes none itself
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    if asked["kind"] == "reward":
+        score_head.put_on(loaded, asked["seed"], "all-linear", print)
+        head = loaded.lm_head.weight
+        loaded = AutoModelForSequenceClassification.from_pretrained(model, dtype=torch.float32, num_labels=1)
+        loaded.score.weight.data.copy_(head)
     trainer = kind(model=loaded, args=configuration, processing_class=tokenizer, train_dataset=Dataset.from_list(asked["rows"]))
     if "others" in asked:  # TRL's own choice depends on how rows are divided
         completions = list(trainer.train_dataset["completion_ids"])

@@ -71,8 +71,9 @@ def ask(fleet: Fleet, paths: RunPaths, prompt: str, *, base: bool, max_new_token
 
 
 def nodes_to_ask(paths: RunPaths) -> list[str]:
-    """The run's nodes, its head first. Raises InputError for a [script]."""
+    """The run's nodes, its head first. Raises InputError for a [script], and for a model that scores."""
     plan = run_folder.plan_of(paths)
+    run_folder.refuse_scores(paths)
     if run_folder.description_of(paths).recipe.model is None:
         raise InputError(
             "this run used a [script]: only that program can ask its model",

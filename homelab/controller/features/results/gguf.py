@@ -31,6 +31,7 @@ class GgufRequest:
 
 def gguf(fleet: Fleet, paths: RunPaths, wanted: GgufRequest, place: Path, say: Say) -> Fetched:
     """Merge where no node has the newest adapter merged, convert there, and bring the file to `place`. Raises HomelabError, InputError."""
+    run_folder.refuse_scores(paths)
     if wanted.checkout is None:
         _refuse_unknown(paths)
     say("searching for the node that has the model")

@@ -24,6 +24,7 @@ class Merged(DisplayValue):
 
 def merge(fleet: Fleet, paths: RunPaths, base: str, say: Say) -> Merged:
     """Raises InputError for a run without adapters, or a base that it has not, HomelabError where memory or disk do not take it."""
+    run_folder.refuse_scores(paths)
     say("searching for the node that has the adapter")
     results, errors = fetch.results_of(fleet, paths)
     method = run_folder.description_of(paths).recipe.method
