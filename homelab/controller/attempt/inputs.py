@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from homelab.controller.attempt import script_imports
+from homelab.controller.attempt import begun_adapter, script_imports
 from homelab.controller.base.errors import InputError, MissingError
 from homelab.controller.config.recipe import Recipe, ScriptRecipe, TrainRecipe
 from homelab.controller.planning.speed.dataset_size import DataFile
@@ -25,7 +25,7 @@ from homelab.shared.recipe import HubData
 
 @dataclass(frozen=True)
 class RecipeInput:
-    """One file or hub id a recipe needs. `role`: train, eval, script, or "script:" and the path of a file that is shipped with it.
+    """One file or hub id a recipe needs. `role`: train, eval, adapter, script, or "script:" and the path of a file that is shipped with it.
 
     kind "shipped": `local` is sent to every node; "on-node": `path` must lie there already; "hub": `path` is the hub id, and `hub` says what of it.
     `rows` (about) and `size_bytes` are known of shipped files alone. A script with others beside it shares a `folder` with them, named
@@ -76,6 +76,9 @@ def of_recipe(recipe: Recipe, recipe_path: Path) -> list[RecipeInput]:
                 items.append(RecipeInput(role, "hub", hub.path, hub=hub))
             elif name:
                 items.append(_material(role, name, recipe_path, f"data.{role}"))
+        if recipe.model.adapter is not None:
+            weights = begun_adapter.weights_of(recipe, recipe.model.adapter, recipe_path)
+            items.append(RecipeInput("adapter", "shipped", str(weights), weights, file_sha256(weights), weights.stat().st_size))
     if isinstance(recipe, ScriptRecipe):
         items += _program(_material("script", recipe.script.path, recipe_path, "script.path"), recipe.script.files, recipe_path)
     return items

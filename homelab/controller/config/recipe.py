@@ -121,6 +121,18 @@ class RecipeFile(RunSections):
         return self
 
     @model_validator(mode="after")
+    def _an_adapter_goes_on(self) -> RecipeFile:
+        if self.model is None or self.method is None or self.model.adapter is None:
+            return self
+        if self.method.kind == "full":
+            raise ValueError(
+                '[model] adapter is for kind = "lora" or "qlora": to train all weights, merge it and name the merged folder in `name`'
+            )
+        if self.method.backend == "unsloth":
+            raise ValueError("[model] adapter works with transformers alone: leave [method] backend out")
+        return self
+
+    @model_validator(mode="after")
     def _what_is_chosen_is_measured(self) -> RecipeFile:
         if self.train is None or self.data is None or not self.train.chooses_by_evaluation:
             return self

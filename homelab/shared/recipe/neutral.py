@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 NEUTRAL: dict[str, dict[str, Any]] = {
+    "model": {"adapter": None},
     "method": {"base": "auto", "model_dropout": False},
     "data": {"columns": None},
     "objective": {"desirable_weight": 1.0, "undesirable_weight": 1.0},

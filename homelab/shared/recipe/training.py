@@ -23,10 +23,12 @@ def _no_relative_folder(name: str) -> str:
 
 @dataclass(frozen=True)
 class Model:
-    """The base model: a hub id (`org/name`), or a folder that is on every node."""
+    """The base model: a hub id (`org/name`), or a folder that is on every node. `adapter`: a folder with the adapter to begin with, relative to the recipe, or a
+    run whose model was fetched."""
 
     name: Annotated[str, Shortest(1), Holds(_no_relative_folder)]
     revision: str | None = None
+    adapter: Annotated[str | None, Shortest(1)] = None
 
     @property
     def is_folder(self) -> bool:

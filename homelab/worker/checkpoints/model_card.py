@@ -93,7 +93,7 @@ def _number(value: float | None) -> str:
 def _data(role: str, source: dict[str, Any], spelled: Data) -> str:
     """One line about a data source as the recipe spells it, without the folder of a node."""
     digest = f", sha256 `{source['sha256']}`" if source.get("sha256") else ""
-    return f"- {role}: `{_shown(getattr(spelled, role) or PurePosixPath(source['path']).name)}`{digest}"
+    return f"- {role}: `{_shown(getattr(spelled, role, None) or PurePosixPath(source['path']).name)}`{digest}"
 
 
 def _shown(value: Any) -> Any:

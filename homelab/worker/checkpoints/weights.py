@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from homelab.shared.protocol.digest import file_sha256
 from homelab.worker.checkpoints import checkpoint_folder, saving
 from homelab.worker.checkpoints.best_weights import BestWeights
 from homelab.worker.checkpoints.curves import FILE, Curves
@@ -70,6 +72,31 @@ def load_adapter(model: Any, folder: Path) -> Any:
         adapted = get_peft_model(model, config)
     fill({adapter_name(name): weight for name, weight in trained(adapted).items()}, folder / "adapter_model.safetensors")
     return adapted
+
+
+def begin_with(model: Any, task: Task, note: Callable[[str], None], *, is_stage: bool) -> None:
+    """Let the adapters of the model, or of a stage, begin where those of an earlier training ended, where the recipe names them ([model] adapter).
+
+    Raises WorkerError for a file that is gone or changed, and for adapters of another base or other targets.
+    """
+    source = task.run["data"].get("adapter")
+    if not source:
+        return
+    file = Path(source["path"]).expanduser()
+    if not file.is_file() or file_sha256(file) != source["sha256"]:
+        raise WorkerError(
+            "the adapter that this run began with is gone, or has changed", where=f"node {task.node}: {file}",
+            hint=f"homelab recover {task.run_dir.name} ships it again",
+        )  # fmt: skip
+    own = {adapter_name(name): weight for name, weight in trained(model).items() if ".lora_" in name}
+    try:
+        fill(own, file, is_part=is_stage)
+    except WorkerError as error:
+        raise WorkerError(
+            error.message.replace("the checkpoint does not fit", "the adapter to begin with does not fit"), where="[model] adapter in the recipe",
+            hint="take the [model] name, and the targets and rank of [method], with which it was trained", needs_launch=True,
+        ) from error  # fmt: skip
+    note(f"adapters: they begin as those of {source['name']}, sha256 {source['sha256'][:12]}")
 
 
 def write_final(

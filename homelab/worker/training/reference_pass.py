@@ -90,13 +90,13 @@ def _answers(row: Row) -> list[Row]:
 
 
 def _base(trainer: ShareTrainer) -> contextlib.AbstractContextManager[Any]:
-    """Around passes of the base: before the first step it is the model, and later the model without its adapters."""
+    """Around passes of the base: before the first step it is the model, and later the model without its adapters, if these began at nothing."""
     task: Task = trainer.task
     if not task.resume_step:
         return contextlib.nullcontext()
-    if task.method.kind == "full":
+    if task.method.kind == "full" or task.run["data"].get("adapter"):
         raise TrainingError(
-            "the base model was trained already, and no node has what it gave to the answers",
+            "the model that the run began with was trained already, and no node has what it gave to the answers",
             where=f"{layout.REFERENCE} in the folder of the run, on {', '.join(sorted(set(task.nodes)))}",
             hint=f"let a node take part that has the file, then homelab recover {task.run_dir.name}; or launch the recipe again",
         )

@@ -55,7 +55,7 @@ class Run:
         """Load, train, write final/. Raises WorkerError for what a user can fix."""
         task, recorder = self.task, self.recorder
         recorder.heartbeat(phases.LOADING)
-        from homelab.worker.checkpoints import broadcast
+        from homelab.worker.checkpoints import broadcast, weights
         from homelab.worker.data import row_agreement
         from homelab.worker.model import row_limits, weight_digests
         from homelab.worker.model.build import load_model, refuse_unfit
@@ -76,6 +76,7 @@ class Run:
         self.strategy = strategy_of(task, recorder.total_steps)
         with weight_digests.noting_sources():
             model = load_model(task, path, recorder.note, self.strategy.part)
+        weights.begin_with(model, task, recorder.note, is_stage=self.strategy.part.is_stage)
         self.limits = row_limits.of(model)
         row_limits.refuse(self.limits, itertools.chain(data.train, data.held_out), self.tokenizer, path)
         is_joined = self._connect(model)
@@ -115,9 +116,8 @@ class Run:
             data = encoding.load_data(task.run, self.tokenizer, task.node)
             if kept_at is not None and task.is_keeper and template_clock.note_of(self.tokenizer) is None:
                 row_cache.keep(kept_at, data)
-        if task.objective is not None and task.objective.learns_labels:
-            for part in (data.train, data.held_out):
-                compared_answers.fill_others(part, task.train.seed, task.train.seq_len)
+        for part in (data.train, data.held_out) if task.objective is not None and task.objective.learns_labels else ():
+            compared_answers.fill_others(part, task.train.seed, task.train.seq_len)
         self.held_out = data.held_out
         for note in (*data.notes, template_clock.note_of(self.tokenizer)):
             if note:

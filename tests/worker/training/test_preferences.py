@@ -173,7 +173,7 @@ def test_a_run_goes_on_elsewhere_with_the_reference_it_began_with(
     if method == "full":
         assert (
             codes == [1, 1]
-            and "the base model was trained already" in output
+            and "the model that the run began with was trained already" in output
             and "reference.bin in the folder of the run, on here" in output
         )
     else:
