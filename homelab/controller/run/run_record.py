@@ -24,7 +24,7 @@ SCHEMA = 1
 _SINCE_THE_PROMISE = ("moment", "rows")
 _VERSION = re.compile(r"[0-9][0-9A-Za-z.+-]{0,39}\Z")
 _REVISION = re.compile(r"[0-9a-f]{40}\Z")
-ROLES = ("train", "eval", "script")
+ROLES = ("train", "eval", "adapter", "script")
 _OF_SCRIPT = "script:"
 _MOST_FILES = 1000
 
@@ -81,7 +81,7 @@ class RunRecord(WireModel):
             elif role not in ROLES:
                 raise ValueError(f"not a role of a file: {role[:100]!r}")
             if role not in ("train", "eval") and entry is not None and entry.sent != "shipped":
-                raise ValueError(f"{role[:100]}: a program is sent from the machine of the launch")
+                raise ValueError(f"{role[:100]}: it is sent from the machine of the launch")
         return data
 
 
@@ -94,6 +94,8 @@ def fault(run_json: Mapping[str, Any], *, of_node: bool = False) -> str | None:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         return f"{where}{': ' if where else ''}{first['msg'].removeprefix('Value error, ')}"[:400]
+    if recipe.model is not None and recipe.model.adapter is not None and record.data.get("adapter") is None:
+        return "data.adapter: the adapter that the run begins with is not named"
     if of_node and recipe.script is not None and record.data.get("script") is None:
         return "data.script: the run's program is not named"
     return None

@@ -79,9 +79,9 @@ def begin_with(model: Any, task: Task, note: Callable[[str], None], *, is_stage:
 
     Raises WorkerError for a file that is gone or changed, and for adapters of another base or other targets.
     """
-    source = task.run["data"].get("adapter")
-    if not source:
+    if task.model.adapter is None:
         return
+    source = task.run["data"]["adapter"]
     file = Path(source["path"]).expanduser()
     if not file.is_file() or file_sha256(file) != source["sha256"]:
         raise WorkerError(

@@ -94,7 +94,7 @@ def _base(trainer: ShareTrainer) -> contextlib.AbstractContextManager[Any]:
     task: Task = trainer.task
     if not task.resume_step:
         return contextlib.nullcontext()
-    if task.method.kind == "full" or task.run["data"].get("adapter"):
+    if task.method.kind == "full" or task.model.adapter is not None:
         raise TrainingError(
             "the model that the run began with was trained already, and no node has what it gave to the answers",
             where=f"{layout.REFERENCE} in the folder of the run, on {', '.join(sorted(set(task.nodes)))}",

@@ -11,6 +11,7 @@ import pytest
 from homelab.controller.attempt import inputs
 from homelab.controller.base.errors import InputError
 from homelab.controller.config.load import load_recipe
+from homelab.controller.run import run_record
 
 RECIPE = """[model]
 name = "org/small"
@@ -79,3 +80,18 @@ def test_a_name_without_a_folder_is_fetched_first(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         items(tmp_path, "broken")
     assert "cannot be read" in error.value.message
+
+
+def test_a_run_that_begins_with_an_adapter_is_whole(tmp_path: Path) -> None:
+    written(tmp_path / "models" / "run")
+    found = items(tmp_path, "run")
+    described = {
+        role: {"kind": "file", "sent": item.kind, "path": item.path, "name": item.name, "sha256": item.sha256}
+        for role, item in found.items()
+    }
+    run_json = {"recipe": load_recipe(tmp_path / "r.toml").model_dump(mode="json"), "data": described}
+    assert run_record.fault(run_json) is None
+    assert (
+        run_record.fault(run_json | {"data": {"train": described["train"]}})
+        == "data.adapter: the adapter that the run begins with is not named"
+    )

@@ -21,6 +21,7 @@ def begins_with(run: Path, adapter: Path) -> Path:
     """The run with this adapter in its run.json, as a launch writes it."""
     content = json.loads((run / "run.json").read_text())
     file = adapter / "adapter_model.safetensors"
+    content["recipe"]["model"]["adapter"] = "models/earlier"
     content["data"]["adapter"] = {"kind": "file", "path": str(file), "name": file.name, "sha256": file_sha256(file)}
     (run / "run.json").write_text(json.dumps(content))
     return run

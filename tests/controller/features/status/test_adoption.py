@@ -108,7 +108,7 @@ def test_a_role_that_is_none_is_refused(tmp_path: Path, role: str) -> None:
 @pytest.mark.parametrize("sent", ["on-node", "hub"])
 def test_a_program_that_lies_on_the_nodes_is_refused(tmp_path: Path, sent: str) -> None:
     described = run_json({"script": shipped(sent=sent, path="/usr/bin/evil")}, SCRIPT)
-    with pytest.raises(HomelabError, match="a program is sent"):
+    with pytest.raises(HomelabError, match="it is sent from the machine"):
         adopt(tmp_path, dict.fromkeys(NAMES, described))
 
 
