@@ -147,10 +147,13 @@ def _not_asked(state: State, run: str, unreachable: Mapping[str, str]) -> list[H
     return [Hint("{} was not asked: {}; {}", name, plain_lines(why).split("\n", 1)[0], after) for name, why in unreachable.items()]
 
 
-def next_commands(state: State, run: str, diagnosis: Diagnosis | None = None, *, is_script: bool = False) -> tuple[NextCommand, ...]:
+def next_commands(
+    state: State, run: str, diagnosis: Diagnosis | None = None, *, is_script: bool = False, scores: bool = False
+) -> tuple[NextCommand, ...]:
     """What a person may want to type in this state, without options.
 
-    The model of a program of one's own (`is_script`) cannot be asked. Where the fix of the `diagnosis` is a new training, to recover the old one is not what comes next.
+    The model of a program of one's own (`is_script`) cannot be asked, and one that `scores` writes no text. Where the fix of the `diagnosis` is a new training, to
+    recover the old one is not what comes next.
     """
     commands = {
         "launch": diagnosis.launch if diagnosis else NO_COMMAND,
@@ -159,9 +162,10 @@ def next_commands(state: State, run: str, diagnosis: Diagnosis | None = None, *,
         "stop": homelab("stop", run),
         "recover": homelab("recover", run),
         "ask it": homelab(f"chat {run} --prompt '...'"),
+        "fetch": homelab("fetch", run),
     }
     wanted: dict[State, tuple[str, ...]] = {
-        "done": ("logs",) if is_script else ("ask it", "logs"),
+        "done": ("logs",) if is_script else ("fetch" if scores else "ask it", "logs"),
         "failed": ("launch" if commands["launch"] else "recover", "logs"),
         "lost": ("recover", "follow", "stop"),
         "stopped": ("recover", "logs"),

@@ -106,6 +106,13 @@ def recipe_in(run_json: Mapping[str, Any]) -> Recipe | None:
     return parse_recipe(run_json["recipe"], strict=False) if fault(run_json) is None else None
 
 
+def scores(run_json: Mapping[str, Any]) -> bool:
+    """Whether the run makes a reward model, whether the run.json is whole or not."""
+    recipe = run_json.get("recipe")
+    objective = recipe.get("objective") if isinstance(recipe, dict) else None
+    return isinstance(objective, dict) and objective.get("kind") == "reward"
+
+
 def digest(run_json: Mapping[str, Any]) -> str:
     """sha256 of what all nodes of a run and the machine of its launch have alike: where the files lie is each machine's own."""
     data = {

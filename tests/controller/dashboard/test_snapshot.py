@@ -132,6 +132,7 @@ def test_the_next_commands_fit_the_state() -> None:
     assert [command.purpose for command in next_commands("running", "r")] == ["follow", "stop", "recover"]
     assert next_commands("failed", "r")[0].with_options(lambda name: " --cluster c.toml").command == "homelab recover --cluster c.toml r"
     assert [command.purpose for command in next_commands("done", "r", is_script=True)] == ["logs"]
+    assert [command.purpose for command in next_commands("done", "r", scores=True)] == ["fetch", "logs"]
     assert next_commands("done", "r")[0].command == "homelab chat r --prompt '...'"
 
 

@@ -28,6 +28,7 @@ from homelab.controller.run import (
     node_matching,
     ownership,
     run_folder,
+    run_record,
     stopped_holder,
     store,
     supervisor_lock,
@@ -109,7 +110,8 @@ class Watcher:
         snapshot = build(run, NodeAnswers(time.time(), self.replies, self.unreachable, self._measured, event_log.lines(self._paths)))
         snapshot = self._before = card_history.with_history(snapshot, self._before)
         diagnosis = self._told(snapshot)
-        following = next_commands(snapshot.state, snapshot.run, diagnosis, is_script=self._is_script)
+        scores = run_record.scores(self._described)
+        following = next_commands(snapshot.state, snapshot.run, diagnosis, is_script=self._is_script, scores=scores)
         snapshot = snapshot.model_copy(update={"diagnosis": diagnosis, "next_commands": following})
         self.without_supervisor = self._without_supervisor(snapshot, plan)
         outliving = unsupervised.outliving(self.replies, snapshot.attempt, homelab("stop", snapshot.run))

@@ -173,7 +173,7 @@ class Observer:
         source, topic = self._runs[name]
         try:
             snapshot, report = await asyncio.to_thread(source.recorded)
-            topic.tell("run", page_values.run(snapshot, is_asked=False, is_script=source.records.is_script))
+            topic.tell("run", page_values.run(snapshot, is_asked=False, is_mute=source.records.is_mute))
             topic.tell("report", page_values.report(report))
             if source.records.is_long:  # that was a first look
                 report = await asyncio.to_thread(source.records.report)
@@ -206,7 +206,7 @@ class Observer:
         except HomelabError as error:
             topic.tell("trouble", _failed(error))
             return True
-        topic.tell("run", page_values.run(snapshot, is_asked=True, is_script=source.records.is_script))
+        topic.tell("run", page_values.run(snapshot, is_asked=True, is_mute=source.records.is_mute))
         topic.tell("logs", page_values.logs(snapshot))
         topic.tell("trouble", "null")
         return snapshot.is_over

@@ -24,17 +24,17 @@ _MOST_LINES, _MOST_LINE = 100, 500  # of a log, of a rank
 _MOST_TEXT = 4000
 
 
-def run(snapshot: Snapshot, *, is_asked: bool, is_script: bool = False) -> str:
+def run(snapshot: Snapshot, *, is_asked: bool, is_mute: bool = False) -> str:
     """How the run is now. `is_asked`: False where it is what this machine has written down, and its nodes were not asked yet.
 
-    `is_script`: only a program of one's own can ask its model.
+    `is_mute`: only a program of one's own can ask its model, or it scores answers.
     """
     kept = {"loss_history", "eval_losses", "diagnosis", "checkpoint_steps"}
     document = json.loads(snapshot.model_dump_json(exclude=dict.fromkeys(kept, True) | {"ranks": {"__all__": {"log_tail"}}}))
     diagnosis = snapshot.diagnosis
     return _json({
         **document,
-        "answer": first_sentence.of_run(snapshot, is_asked=is_asked), "tone": first_sentence.tone(snapshot), "is_asked": is_asked, "is_script": is_script,
+        "answer": first_sentence.of_run(snapshot, is_asked=is_asked), "tone": first_sentence.tone(snapshot), "is_asked": is_asked, "is_mute": is_mute,
         "label": first_sentence.label(snapshot.run),
         "acts": act_words.offered(snapshot), "figures": _figures(snapshot), "ranks": document["ranks"][:_MOST_RANKS], "rank_count": len(snapshot.ranks),
         "events": document["events"][-_MOST_EVENTS:], "are_all_silent": is_asked and not any(row.reachable for row in snapshot.nodes),

@@ -30,7 +30,7 @@ class RunRecords:
 
     def __init__(self, paths: RunPaths, cluster: Cluster) -> None:
         self.paths, self._cluster = paths, cluster
-        self.is_long = self.is_script = False
+        self.is_long = self.is_mute = False
         self._lines = LineSample(paths)
         self._stamps: list[tuple[int, int]] = []
         self._report: RunReport | None = None
@@ -78,14 +78,15 @@ class RunRecords:
         paths = self.paths
         plan, described = run_folder.plan_of(paths), store.read_object(paths.run_json)
         recipe, state = described.get("recipe"), cast(State, run_folder.state_of(paths))
-        is_script = self.is_script = isinstance(recipe, dict) and bool(recipe.get("script"))
+        is_script, scores = isinstance(recipe, dict) and bool(recipe.get("script")), run_record.scores(described)
+        self.is_mute = is_script or scores
         known = KnownKeys()
         measured = Measured(read(Metric, line) for line in few.lines if is_readable(Metric, line) and known.add(line))
         run = RunInfo(paths.name, described.get("recipe_file", ""), plan, is_script)
         snapshot = build(run, NodeAnswers(time.time(), {}, measured=measured, events=event_log.lines(paths)))
         stored = diagnosis_store.read(paths, plan.attempt) if state in ("failed", "stopped", "lost") else None
         diagnosis = stored.diagnosis if stored else None
-        following = next_commands(state, paths.name, diagnosis, is_script=is_script)
+        following = next_commands(state, paths.name, diagnosis, is_script=is_script, scores=scores)
         return snapshot.model_copy(
             update={"state": state, "diagnosis": diagnosis, "next_commands": following, "total_steps": self.total_steps()}
         )

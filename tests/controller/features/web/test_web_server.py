@@ -219,7 +219,7 @@ def test_the_model_of_a_program_of_ones_own_has_no_chat(site: Site, script: dict
             described["recipe"] |= {"script": script, **dict.fromkeys(("model", "data", "method", "train"))}
         file.write_text(json.dumps(described))
     told = run_in(seen, events_of(seen, DONE, "logs"))
-    assert told["run"]["is_script"] is (script is not None) and "if (!run.is_script) part(" in site.get("/", **WITH_COOKIE)[2]
+    assert told["run"]["is_mute"] is (script is not None) and "if (!run.is_mute) part(" in site.get("/", **WITH_COOKIE)[2]
 
 
 def test_no_runs_yet(site: Site) -> None:
