@@ -51,7 +51,7 @@ def resolved_recipe(**changes: Any) -> dict[str, Any]:
             "early_stopping": 0,
         },
         "parallel": {"strategy": "auto", "shares": "auto", "micro_batch": "auto", "compress": "none", "bucket_mb": "auto", "port": 29500},
-        "checkpoint": {"every_steps": 2, "keep": 100},
+        "checkpoint": {"every_steps": 2, "keep": 100, "keep_every": None},
         "recovery": {"max_restarts": 5, "min_nodes": 1},
         "tracking": {"tensorboard": False, "eval_every_steps": 0},
         "script": None,

@@ -44,8 +44,12 @@ def _least_s(stall_s: float, write_s: float) -> float:
     return max(stall_s / COST, write_s)  # the next save would wait for the last one
 
 
-def saves(every_steps: int | None, steps: int, resume_step: int, step_s: float, stall_s: float) -> int:
-    """How many checkpoints a run writes from `resume_step` to its last step `steps`, which is always saved."""
+def saves(every_steps: int | None, steps: int, resume_step: int, step_s: float, stall_s: float, keep_every: int | None = None) -> int:
+    """How many checkpoints a run writes from `resume_step` to its last step `steps`, which is always saved; those that are kept for good may come on top."""
+    if keep_every is not None:
+        others = saves(every_steps, steps, resume_step, step_s, stall_s)
+        both = _multiples(math.lcm(every_steps, keep_every), resume_step, steps) if every_steps is not None else 0
+        return others + _multiples(keep_every, resume_step, steps) - both
     if every_steps is not None:
         return -(-steps // every_steps) - resume_step // every_steps
     between = max(1, int(seconds(stall_s) / step_s)) if step_s > 0 else steps
@@ -53,14 +57,21 @@ def saves(every_steps: int | None, steps: int, resume_step: int, step_s: float, 
     return first + -(-(steps - max(resume_step, FIRST_STEP)) // between) if steps > resume_step else 0
 
 
+def _multiples(of: int, after: int, before: int) -> int:
+    """How many multiples there are between the two steps, without them."""
+    return max(0, (before - 1) // of - after // of)
+
+
 class Interval:
     """Decides after which steps a checkpoint is due. All times are seconds of one monotonic clock of this rank.
 
     `every_steps` None: by the clock. `known_s`: how long a save halted this run in an earlier attempt, None where that is not known.
+    `keep_every`: [checkpoint] keep_every.
     """
 
-    def __init__(self, every_steps: int | None, known_s: float | None = None) -> None:
+    def __init__(self, every_steps: int | None, known_s: float | None = None, keep_every: int | None = None) -> None:
         self.every_steps = every_steps
+        self._keep_every = keep_every
         self._known_s = known_s or 0.0
         self._stalls_s: deque[float] = deque(maxlen=3)
         self._write_s = 0.0
@@ -104,7 +115,7 @@ class Interval:
         """Whether to save after this step: the last one, one that was asked for, one that the recipe names, or the last before the next would make it
         too late.
         """
-        if self.is_asked:
+        if self.is_asked or (self._keep_every is not None and step % self._keep_every == 0):
             return True
         if last or self.every_steps is not None:
             return last or step % (self.every_steps or 1) == 0

@@ -17,7 +17,7 @@ _FOLDERS = re.compile(
     rf"{layout.FINAL}|{MERGED}|{EXPORTS}/step-\d{{8}}|{GGUF}-[a-z0-9_]{{2,10}}|{profile_files.PROFILES}/rank-\d{{1,6}}|{layout.SAVED}"
 )
 _NAMES = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
-_TEXT = (".json", ".md", ".txt", ".jinja", ".model")  # .model: SentencePiece's vocabulary, a protocol buffer
+_TEXT = (".json", ".jsonl", ".md", ".txt", ".jinja", ".model")  # .model: SentencePiece's vocabulary, a protocol buffer
 _WEIGHTS = (".safetensors", ".gguf")
 MODELFILE = "Modelfile"
 MERGED_FROM = "merged_from.json"  # in MERGED: {"folder": of the adapter, "base": "auto" or what was asked for}

@@ -81,6 +81,15 @@ class Balance:
         """The rows of a pass are not padded from now on, on any rank. Before the first step."""
         self.limits = tuple(dataclasses.replace(limits, padded=False) for limits in self.limits)
 
+    def cuts_of(self, lengths: Sequence[int]) -> list[list[list[int]]]:
+        """Rank -> its forward passes -> their positions in `lengths` (rows of a global batch, in tokens)."""
+        fixed = None if self.measured else order.quotas(len(lengths), self.shares)
+        positions_of = assignment.assign(lengths, self.speeds, self.limits, fixed)
+        return [
+            [[positions[place] for place in cut] for cut in self.passes_of([lengths[position] for position in positions], rank)]
+            for rank, positions in enumerate(positions_of)
+        ]
+
     def rows_of(self, lengths: Sequence[int], rank: int) -> list[int]:
         """The positions in `lengths` (rows of a global batch, in tokens) that `rank` computes."""
         fixed = None if self.measured else order.quotas(len(lengths), self.shares)

@@ -94,7 +94,7 @@ class Saver:
         root, keep = self._task.checkpoints_dir, self._task.checkpoint.keep
         self.size_bytes = disk_space.of_state(own)
         if not parting:
-            disk_space.make(root, step, self.size_bytes, keep)
+            disk_space.make(root, step, self.size_bytes, keep, self._task.checkpoint.is_kept)
         state = own | of_trainer | state_of_run(self._task, curves, best, self._rows)
         self.step = step
         self.is_in_background = not parting and self.size_bytes >= self._least_bytes and self._has_memory()
@@ -120,7 +120,7 @@ class Saver:
     def _write(self, root: Path, step: int, keep: int | None, writers: dict[str, Any]) -> None:
         checkpoint_folder.write(root, step, self._task.recipe_hash, writers, attempt=self._task.attempt)
         if keep is not None:  # only now: during the write, the older ones were the only complete checkpoints
-            checkpoint_folder.retain(root, keep, newest=step)
+            checkpoint_folder.retain(root, keep, newest=step, is_kept=self._task.checkpoint.is_kept)
 
     def _has_memory(self) -> bool:
         free_bytes = available_bytes()

@@ -109,7 +109,7 @@ def fetch(task: Task, fault: WorkerError | None, recorder: Recorder) -> Path | N
         assert fault is not None
         if folder.exists():
             recorder.note(f"the checkpoint of step {task.resume_step} on {task.node} is set aside: {fault.message} ({fault.where})")
-        disk_space.make(task.checkpoints_dir, task.resume_step, size_bytes, task.checkpoint.keep)
+        disk_space.make(task.checkpoints_dir, task.resume_step, size_bytes, task.checkpoint.keep, task.checkpoint.is_kept)
     _spread(task, source, receivers, size_bytes, recorder)
     return folder
 

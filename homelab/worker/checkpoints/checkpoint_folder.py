@@ -154,14 +154,15 @@ def complete_steps(root: Path) -> list[int]:
     return sorted(content["step"] for content in manifests if content)
 
 
-def retain(root: Path, keep: int, *, newest: int | None = None) -> list[Path]:
-    """Remove all but the newest `keep` complete checkpoints (at least one stays) and return what was removed.
+def retain(root: Path, keep: int, *, newest: int | None = None, is_kept: Callable[[int], bool] = lambda step: False) -> list[Path]:
+    """Remove all but the newest `keep` complete checkpoints (at least one stays) and return what was removed. Those of steps that `is_kept` names stay.
 
     Folders without a good manifest stay: they may be evidence, and they never count as a checkpoint.
     Nor do those after step `newest`, the one just written: an earlier attempt left them, and this one did not go on from there
     because they are damaged. By their names alone they would outlive every good one.
     """
-    surplus = [step for step in complete_steps(root) if newest is None or step <= newest][: -max(keep, 1)]
+    steps = [step for step in complete_steps(root) if newest is None or step <= newest]
+    surplus = [step for step in steps[: -max(keep, 1)] if not is_kept(step)]
     removed = [root / folder_name(step) for step in surplus]
     for folder in removed:
         # Renamed first: an interrupted removal leaves a partial folder, which the next attempt removes, and not a damaged checkpoint.

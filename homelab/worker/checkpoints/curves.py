@@ -1,7 +1,7 @@
 """The run's curves up to now, as every checkpoint carries them (curves.jsonl): an attempt that resumes from it has the earlier steps.
 
 One line per step and one per evaluation, in the words of metrics.jsonl. The figures that a rank measures of itself (seconds, tokens per
-second) are those of rank 0, so that the file is the same on every node.
+second) are those of rank 0, so that the file is the same on every node. Every line carries the chain (`homelab.shared.protocol.chain`).
 """
 
 from __future__ import annotations
@@ -13,28 +13,38 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from homelab.shared.protocol import chain
 from homelab.worker.runtime.metrics_recorder import perplexity
 from homelab.worker.runtime.task import Task
 
-FILE = "curves.jsonl"
+FILE = chain.RECORD
 _FIGURES = ("time", "loss", "learning_rate", "grad_norm", "tokens_per_s", "step_s", "communication_s")
 _MEASURED = {"grad_norm", "tokens_per_s", "step_s", "communication_s"}  # six digits are more than the measurement has
-_TRAIN, _EVAL = 0.0, 1.0
+_LOSSES = {chain.TRAIN: "loss", chain.EVAL: "eval_loss"}  # kind -> its loss, of the lines that are points of a curve
+_DECIDED = ("batch", "passes")
+_TRAIN, _EVAL, _KEPT = 0.0, 1.0, 2.0
+_WORD_DIGITS = 10  # of a digest in a float, which holds 13 exactly: 7 figures hold a sha256
 
 
 class Curves:
     """What a run has shown so far. `before` holds the lines of earlier attempts, oldest first."""
 
     def __init__(self, task: Task, lines: list[dict[str, Any]] | None = None) -> None:
-        self.before = lines or []
+        every = lines or []
+        self.before = [line for line in every if line["kind"] in _LOSSES]
+        self.chain = chain.end_of(every)
+        self._is_chained = bool(self.chain) or (
+            not every and task.resume_step == 0
+        )  # an older version has begun the others without a chain
         self.eval_losses = {line["step"]: line["eval_loss"] for line in self.before if line["kind"] == "eval"}
         steps = [(line["step"], line["loss"]) for line in self.before if line["kind"] == "train"]
         self.first: tuple[int, float] | None = steps[0] if steps else None
         self.last: tuple[int, float] | None = steps[-1] if steps else None
         self.is_whole = [step for step, _ in steps] == list(range(1, task.resume_step + 1))
         self._of_pairs = task.objective is not None
-        self._settled = [json.dumps(line) + "\n" for line in self.before]
+        self._settled = [json.dumps(line) + "\n" for line in every]
         self._open: list[list[float]] = []
+        self._decided: list[dict[str, str]] = []  # of each open line, what the law decides: the same on every rank
         self._same = {"attempt": task.attempt, "rank": 0, "node": task.nodes[0]}
 
     @classmethod
@@ -42,18 +52,33 @@ class Curves:
         """The curves in a checkpoint; empty for a start from nothing, and for a checkpoint of an older version without them."""
         return cls(task, _read(folder / FILE, task.resume_step) if folder is not None else [])
 
+    def start(self, facts: Mapping[str, Any]) -> None:
+        """The first line: what is trained, and with which programs. Nothing where the run has begun already. `facts` are the same on every rank."""
+        if self._is_chained and not self._settled:
+            self._settle({"kind": chain.START, "step": 0, **facts})
+
     def train(self, line: Mapping[str, Any], time_s: float) -> None:
         """Add a finished step; `line` as in metrics.jsonl."""
         figures = {**line, "time": time_s}
-        self._open.append([_TRAIN, float(line["step"]), *(_number(figures[name]) for name in _FIGURES)])
+        decided = {name: line[name] for name in _DECIDED if name in line}
+        self._add(_TRAIN, line["step"], [_number(figures[name]) for name in _FIGURES], decided)
         self.last = (line["step"], line["loss"])
         self.first = self.first or self.last
 
     def evaluation(self, step: int, loss: float, time_s: float) -> None:
         """The loss over the held-out rows after this step."""
         figures = {"time": time_s, "loss": loss}
-        self._open.append([_EVAL, float(step), *(_number(figures.get(name)) for name in _FIGURES)])
+        self._add(_EVAL, step, [_number(figures.get(name)) for name in _FIGURES])
         self.eval_losses[step] = loss
+
+    def kept(self, step: int, digest: str) -> None:
+        """The checkpoint of this step stays, and its state has this sha256; rank 0's counts."""
+        digest = digest or "0" * 64
+        self._add(_KEPT, step, [float(int(digest[at : at + _WORD_DIGITS], 16)) for at in range(0, len(digest), _WORD_DIGITS)])
+
+    def _add(self, kind: float, step: int, figures: list[float], decided: dict[str, str] | None = None) -> None:
+        self._open.append([kind, float(step), *figures])
+        self._decided.append(decided or {})
 
     def agree(self) -> None:
         """Take rank 0's figures for what came since the last call. Every rank calls it, after the same step."""
@@ -61,15 +86,22 @@ class Curves:
 
         everyone = process_group.gather([figure for row in self._open for figure in row]) if self._open else [[]]
         width = 2 + len(_FIGURES)
-        rows = [everyone[0][start : start + width] for start in range(0, len(everyone[0]), width)]
-        self._settled += [json.dumps(self._line(row)) + "\n" for row in rows]
-        self._open = []
+        self._settle_all([everyone[0][start : start + width] for start in range(0, len(everyone[0]), width)], {})
 
     def keep_own(self, task: Task) -> None:
         """Take this rank's own figures for what came since, where the others cannot be asked. Losses are the same on all ranks."""
-        own = {"rank": task.rank, "node": task.node}
-        self._settled += [json.dumps(self._line(row) | own) + "\n" for row in self._open]
-        self._open = []
+        self._settle_all(self._open, {"rank": task.rank, "node": task.node})
+
+    def _settle_all(self, rows: list[list[float]], own: dict[str, Any]) -> None:
+        for row, decided in zip(rows, self._decided, strict=True):
+            self._settle({**self._line(row), **decided, **(own if row[0] != _KEPT else {})})
+        self._open, self._decided = [], []
+
+    def _settle(self, line: dict[str, Any]) -> None:
+        if self._is_chained:
+            self.chain = chain.link(self.chain, line)
+            line = {**line, chain.KEY: self.chain}
+        self._settled.append(json.dumps(line) + "\n")
 
     def text(self) -> str:
         """The file, as of the last `agree` or `keep_own`."""
@@ -77,6 +109,9 @@ class Curves:
 
     def _line(self, row: list[float]) -> dict[str, Any]:
         kind, step, *figures = row
+        if kind == _KEPT:
+            digits = "".join(f"{int(word):0{_WORD_DIGITS}x}" for word in figures[:-1]) + f"{int(figures[-1]):04x}"
+            return {"kind": chain.KEPT, "step": int(step), "sha256": digits}
         value_of = {name: None if math.isnan(value) else value for name, value in zip(_FIGURES, figures, strict=True)}
         where = {"time": round(figures[0], 3), **self._same, "step": int(step)}
         if kind == _EVAL:
@@ -115,7 +150,7 @@ def _read(path: Path, most: int) -> list[dict[str, Any]]:
     except OSError:
         return []
     kept = {(line["kind"], line["step"]): line for line in lines if line["step"] <= most}
-    return sorted(kept.values(), key=lambda line: (line["step"], line["kind"] == "eval"))
+    return sorted(kept.values(), key=chain.order_of)
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
@@ -124,6 +159,8 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
             line = json.loads(part)
         except ValueError:
             continue
-        loss = {"train": "loss", "eval": "eval_loss"}.get(line.get("kind", "")) if isinstance(line, dict) else None
-        if loss and isinstance(line.get("step"), int) and isinstance(line.get(loss), int | float):
+        kind = line.get("kind") if isinstance(line, dict) else None
+        if not isinstance(kind, str) or not isinstance(line.get("step"), int):
+            continue
+        if kind in (chain.START, chain.KEPT) or (kind in _LOSSES and isinstance(line.get(_LOSSES[kind]), int | float)):
             yield line

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from homelab.worker.errors import size_words
 MARGIN_BYTES = 1 << 20
 
 
-def make(root: Path, step: int, needed_bytes: int, keep: int) -> None:
-    """Make sure that the checkpoint of `step` with `needed_bytes` fits on the disk of `root`; `keep` is [checkpoint] keep.
+def make(root: Path, step: int, needed_bytes: int, keep: int, is_kept: Callable[[int], bool] = lambda step: False) -> None:
+    """Make sure that the checkpoint of `step` with `needed_bytes` fits on the disk of `root`; `keep` and `is_kept` are those of [checkpoint].
 
     Where it does not, evidence goes first, then, oldest first, what retention would remove once it is written; the newest whole one
     stays. Raises WorkerError with needed and free bytes, in the words of a full disk, where that is not enough.
@@ -36,7 +37,7 @@ def make(root: Path, step: int, needed_bytes: int, keep: int) -> None:
     for left in range(others - 1, max(keep - 1, 1) - 1, -1):
         if _free_bytes(root) >= needed_bytes:
             return
-        checkpoint_folder.retain(root, left, newest=step - 1)
+        checkpoint_folder.retain(root, left, newest=step - 1, is_kept=is_kept)
     free_bytes = _free_bytes(root)
     if free_bytes < needed_bytes:
         why = f"{os.strerror(errno.ENOSPC)} (it needs {size_words(needed_bytes)}, {size_words(free_bytes)} are free)"

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from pathlib import PurePosixPath
 from typing import Any
 
 from homelab.shared.law import early_stopping
+from homelab.shared.protocol import chain
 from homelab.shared.protocol.quantisation import INT8, NF4
 from homelab.shared.recipe import Data, Method
 from homelab.worker.checkpoints.curves import Curves
+from homelab.worker.checkpoints.record_start import versions
 from homelab.worker.runtime.metrics_recorder import perplexity
 from homelab.worker.runtime.task import Task
-
-PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate")
-
 
 _MOVED = (
     "PEFT without homelab (also in other programs) reads adapters of this model's shared experts and dense layers as those of its routed experts, "
@@ -51,8 +49,13 @@ def model_card(task: Task, curves: Curves, step: int, *, is_moved_by_peft: bool)
         "## Recipe",
         "```json\n" + json.dumps(_shown(task.run["recipe"]), indent=2) + "\n```",
         f"Fingerprint of recipe and data: `{task.recipe_hash}`. The recipe alone decides the training: shares and nodes do not change it.",
+        *(
+            [chain.card_line(curves.chain) + " `curves.jsonl` beside this file is the record; `homelab verify` computes parts of it again."]
+            if curves.chain
+            else []
+        ),
         "## Versions",
-        "\n".join(f"- {package} {version}" for package, version in _versions().items()),
+        "\n".join(f"- {package} {version}" for package, version in versions().items()),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -103,13 +106,3 @@ def _shown(value: Any) -> Any:
     if isinstance(value, list):
         return [_shown(entry) for entry in value]
     return PurePosixPath(value).name if isinstance(value, str) and value.startswith(("/", "~")) and len(value) > 1 else value
-
-
-def _versions() -> dict[str, str]:
-    version_of = {}
-    for package in PACKAGES:
-        try:
-            version_of[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return version_of

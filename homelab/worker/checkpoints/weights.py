@@ -129,6 +129,7 @@ def write_final(
             score_head.describe(partial, inspection.base_of(model), tokenizer.pad_token_id)
         tokenizer.save_pretrained(partial)
         is_moved = task.method.kind != "full" and adapter_targets.is_moved_by_peft(model)
+        (partial / FILE).write_text(curves.text(), encoding="utf-8")
         (partial / "README.md").write_text(model_card(task, curves, step, is_moved_by_peft=is_moved), encoding="utf-8")
         shutil.rmtree(task.final_dir, ignore_errors=True)
         os.replace(partial, task.final_dir)

@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import Dataset
 
 from homelab.shared.law import order
+from homelab.shared.protocol import chain
 from homelab.shared.recipe import Objective
 from homelab.worker.balancing.balancer import Balance
 from homelab.worker.data import pair_batches
@@ -34,6 +35,7 @@ class StepItem:
     `micro_batches` are keyword arguments of the model's forward, `seeds` one random seed for each of them (see `random_seed`).
     `sources` are the data rows in here. `loss_tokens` counts the whole global batch, over all ranks (of an objective, its pairs); `input_tokens` only this rank's.
     `unmatched` are passes over the other rows of judged answers.
+    `batch` and `passes` are what the run's record says of the whole global batch (`chain.batch_digest`, `chain.passes_text`).
     """
 
     step: int
@@ -45,6 +47,8 @@ class StepItem:
     input_tokens: int
     loss_tokens: int
     unmatched: list[Batch] = field(default_factory=list)
+    batch: str = ""
+    passes: str = ""
 
     @property
     def pass_tokens(self) -> list[int]:
@@ -79,10 +83,9 @@ class StepBatches(Dataset):
         if not 0 <= step < self.steps:
             raise IndexError(step)
         epoch, chosen = order.step_rows(step, seed=self.seed, count=len(self.rows), global_batch=self.global_batch)
-        positions = self.balance.rows_of([len(self.rows[row].tokens) for row in chosen], self.rank)
-        rows = [self.rows[chosen[position]] for position in positions]
-        cuts = self.balance.passes_of([len(row.tokens) for row in rows], self.rank)
-        groups = [[rows[i] for i in cut] for cut in cuts]
+        cuts = self.balance.cuts_of([len(self.rows[row].tokens) for row in chosen])
+        groups = [[self.rows[chosen[position]] for position in cut] for cut in cuts[self.rank]]
+        rows = [row for group in groups for row in group]
         learned = self.form.learned(self.rows[row] for row in chosen)
         sources = [source for group in groups for row in group for source in row.sources]
         return StepItem(
@@ -95,6 +98,8 @@ class StepBatches(Dataset):
             input_tokens=sum(len(row.tokens) for row in rows),
             loss_tokens=sum(self.form.count(self.rows[row]) for row in chosen),
             unmatched=[self.form.unmatched(group) for group in groups],
+            batch=chain.batch_digest(source for row in chosen for source in self.rows[row].sources),
+            passes=chain.passes_text(cuts, len(chosen)),
         )
 
 

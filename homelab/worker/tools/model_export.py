@@ -15,7 +15,7 @@ from typing import Any
 from homelab.shared.protocol import layout, result_files
 from homelab.shared.recipe import Method
 from homelab.worker.checkpoints import checkpoint_folder, held
-from homelab.worker.checkpoints.curves import Curves
+from homelab.worker.checkpoints.curves import FILE, Curves
 from homelab.worker.checkpoints.model_card import model_card
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime import imports
@@ -90,7 +90,9 @@ def _write(run: dict[str, Any], task: Task, checkpoint: Path, partial: Path) -> 
             score_head.describe(partial, model, None)
         is_moved = adapter_targets.is_moved_by_peft(adapted)
     load_tokenizer(run, path).save_pretrained(partial)
-    card = model_card(task, Curves.carried_by(checkpoint, task), task.resume_step, is_moved_by_peft=is_moved)
+    curves = Curves.carried_by(checkpoint, task)
+    (partial / FILE).write_text(curves.text(), encoding="utf-8")
+    card = model_card(task, curves, task.resume_step, is_moved_by_peft=is_moved)
     (partial / result_files.CARD).write_text(card, encoding="utf-8")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from homelab.shared.law.checkpoint_interval import LOSS_S, Interval, loses_more
-from homelab.shared.protocol import phases
+from homelab.shared.protocol import checkpoint_copies, manifest, phases
 from homelab.worker.checkpoints import disk_space
 from homelab.worker.checkpoints.async_save import Saver
 from homelab.worker.checkpoints.best_weights import BestWeights
@@ -36,12 +36,15 @@ class Checkpointing:
         self._best = best
         self._saver = Saver(task, recorder.note, rows)
         known_s = speed_profile.save_s_of(task) if task.resume_step else None
-        self.interval = Interval(task.checkpoint.every_steps, known_s)
+        self.interval = Interval(task.checkpoint.every_steps, known_s, task.checkpoint.keep_every)
         self._is_saved = task.resume_step > 0  # there is a checkpoint to resume from
         self._has_noted_the_cost = False
         self.parting = PartingSave(self._part)
         self._trainer: ShareTrainer | None = None
         self._changed: Any = None  # on a card: when the last change of the weights was computed
+        begin = task.resume_step
+        if begin and self._is_kept(begin, last=begin == recorder.total_steps):
+            self._note_kept(begin)  # the checkpoint itself could not
 
     def begin(self, trainer: ShareTrainer) -> None:
         """The first step follows. From now on a fault or a stop saves the last whole step, where this rank can do it alone."""
@@ -74,8 +77,8 @@ class Checkpointing:
     def _save(self, trainer: ShareTrainer, step: int, *, last: bool) -> None:
         """A checkpoint on every node, by its first rank. The others wait, and say so.
 
-        The first one of a run and the last one are on the disk of every node when this returns; others may still be written while
-        the next steps are done.
+        The first one of a run, the last one and those that are kept are on the disk of every node when this returns; others may still be
+        written while the next steps are done.
         """
         start_s = time.perf_counter()
         self._recorder.heartbeat(phases.SAVING)
@@ -89,9 +92,12 @@ class Checkpointing:
                 self._saver.begin(step, own, _of(trainer), self._curves, self._best)
         process_group.wait_for_all(f"saved/{step}", self._task.world_size)
         save_s = time.perf_counter() - start_s
-        if last or not self._is_saved:
+        is_kept = self._is_kept(step, last=last)
+        if is_kept or not self._is_saved:
             self._saver.finish()
             process_group.wait_for_all(f"written/{step}", self._task.world_size)
+        if is_kept:
+            self._note_kept(step)
         self._is_saved = True
         if self.interval.is_asked and self._task.is_keeper:
             self._task.save_request.unlink(missing_ok=True)
@@ -100,6 +106,15 @@ class Checkpointing:
         if self._task.is_keeper:
             self._recorder.saved(step, now_s - start_s, self._saver.size_bytes, in_background=self._saver.is_in_background)
         self._note_the_cost()
+
+    def _is_kept(self, step: int, *, last: bool) -> bool:
+        """Whether the run's record names the checkpoint of this step. The last one stays as the newest."""
+        return last or self._task.checkpoint.is_kept(step)
+
+    def _note_kept(self, step: int) -> None:
+        """The record names the state that this checkpoint holds. It is on the disk."""
+        digests = manifest.digests(manifest.folder_of(self._task.run_dir, step)) if self._task.is_keeper else {}
+        self._curves.kept(step, checkpoint_copies.state_digest(digests))
 
     def _part(self) -> None:
         """Save the last whole step without the other ranks, where that is quick."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from homelab.shared.law import early_stopping, order
 from homelab.shared.protocol import phases, profile_files
-from homelab.worker.checkpoints import fencing, held
+from homelab.worker.checkpoints import fencing, held, record_start
 from homelab.worker.checkpoints.best_weights import BestWeights
 from homelab.worker.checkpoints.curves import Curves, keep_before
 from homelab.worker.errors import WorkerError
@@ -84,6 +84,7 @@ class Run:
         rows = row_agreement.of(data)
         row_agreement.refuse_other(rows, task, resume)
         self.curves = Curves.carried_by(resume, task)
+        self.curves.start(record_start.facts_of(task, rows))
         keep_before(task, self.curves)
         self.best = BestWeights(task, self.curves, resume)
         self.checkpointing = Checkpointing(task, recorder, self.curves, self.best, rows)
@@ -243,7 +244,7 @@ class Run:
             "sent_bytes": trainer.strategy.sent_bytes,
         }
         self.recorder.train(line)
-        self.curves.train(line, time.time())
+        self.curves.train(line | {"batch": item.batch, "passes": item.passes}, time.time())
         if self.tensorboard:
             names = ("loss", "perplexity", "learning_rate", "grad_norm", "tokens_per_s", "step_s", "communication_s", *trainer.pairs)
             self.tensorboard.write(step, {f"train/{name}": line[name] for name in names})
@@ -289,6 +290,7 @@ class Run:
             self.end_profile()
         if self.tensorboard:
             self.tensorboard.close()
+        self.curves.agree()
         tensors = trainer.strategy.whole_weights(trainer.model)
         rest = trainer.strategy.whole_weights(trainer.model, frozen) if self.task.method.kind == "full" else {}
         if self.task.rank == 0:

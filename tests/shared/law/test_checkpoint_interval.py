@@ -90,6 +90,16 @@ def test_steps_that_the_recipe_names_stay_exactly_those() -> None:
     assert [step for step in range(1, 9) if named.is_due(step, last=step == 8)] == [3, 6, 8]
 
 
+@pytest.mark.parametrize("every", [None, 2, 3, 4, 6])
+def test_a_step_that_is_kept_is_saved_beside_the_others_and_a_plan_counts_it(every: int | None) -> None:
+    kept = Interval(every, keep_every=4)
+    saved = [step for step in range(1, 14) if kept.is_due(step, last=step == 13)]
+    assert {4, 8, 12, 13} <= set(saved) and (every != 4 or saved == [4, 8, 12, 13])
+    if every is not None:
+        for begin in (0, 1, 4, 5):
+            assert checkpoint_interval.saves(every, 13, begin, 1.0, 0.1, keep_every=4) == sum(step > begin for step in saved)
+
+
 @pytest.mark.parametrize("every", [None, 100])
 def test_one_node_that_is_asked_has_all_ranks_save_once(every: int | None) -> None:
     ranks = [Interval(every) for _ in range(3)]

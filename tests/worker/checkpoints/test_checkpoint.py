@@ -11,6 +11,7 @@ import pytest
 
 from homelab.shared.protocol import manifest as shared_manifest
 from homelab.shared.protocol.manifest import MANIFEST
+from homelab.shared.recipe import Checkpoint
 from homelab.worker.checkpoints import checkpoint_folder
 from homelab.worker.errors import WorkerError
 
@@ -171,6 +172,14 @@ def test_the_last_k_stay(tmp_path: Path) -> None:
         save(tmp_path, step)
     assert [folder.name for folder in checkpoint_folder.retain(tmp_path, 2)] == ["step-00000010", "step-00000020"]
     assert checkpoint_folder.complete_steps(tmp_path) == [30, 40]
+
+
+def test_a_kept_one_stays_and_takes_no_place_of_the_last_k(tmp_path: Path) -> None:
+    is_kept = Checkpoint(keep_every=20).is_kept
+    for step in (10, 20, 30, 40, 50):
+        save(tmp_path, step)
+    assert [folder.name for folder in checkpoint_folder.retain(tmp_path, 2, is_kept=is_kept)] == ["step-00000010", "step-00000030"]
+    assert checkpoint_folder.complete_steps(tmp_path) == [20, 40, 50]
 
 
 def test_a_removal_that_is_interrupted_leaves_no_damaged_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,11 +124,13 @@ def room_needed(recipe: Recipe | None, facts: Facts) -> tuple[int, int, str]:
         if recipe.script is not None:
             return FLOOR_BYTES, FLOOR_BYTES + MARGIN_BYTES, "a small run needs"
         return 2 * _GB, 10 * _GB, "a model of unknown size may need"
-    must = FLOOR_BYTES + (recipe.checkpoint.keep + 1) * size.checkpoint_bytes + 4 * size.trainable_parameters
+    every, steps = recipe.checkpoint.keep_every, recipe.train.steps if recipe.train is not None else None
+    kept_steps = steps // every if every is not None and steps is not None else 0
+    must = FLOOR_BYTES + (recipe.checkpoint.keep + 1 + kept_steps) * size.checkpoint_bytes + 4 * size.trainable_parameters
     download = _download_bytes(recipe, facts) if facts.resources.cache_free_bytes is None else 0
     # Quantised weights are kept for the next start where there is room for them (homelab/worker/model/quantised_cache.py).
-    kept = size.weights_bytes if recipe.method is not None and recipe.method.kind == "qlora" else 0
-    return must, must + MARGIN_BYTES + download + kept, "this recipe needs"
+    quantised = size.weights_bytes if recipe.method is not None and recipe.method.kind == "qlora" else 0
+    return must, must + MARGIN_BYTES + download + quantised, "this recipe needs"
 
 
 def _download_bytes(recipe: Recipe | None, facts: Facts) -> int:

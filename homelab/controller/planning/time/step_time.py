@@ -275,7 +275,7 @@ def evaluate_s_of(job: TrainingJob, rate: float) -> float:
 def whole_s(job: TrainingJob, steps: int, step_s: float, save_s: float, evaluate_s: float) -> float:
     """From the first step of this attempt to the end, with checkpoints and evaluations (before the first and after the last step, and between)."""
     begin, every = job.resume_step, job.recipe.tracking.eval_every_steps
-    saves = checkpoint_interval.saves(job.recipe.checkpoint.every_steps, steps, begin, step_s, save_s)
+    saves = checkpoint_interval.saves(job.recipe.checkpoint.every_steps, steps, begin, step_s, save_s, job.recipe.checkpoint.keep_every)
     evaluations = 0
     if job.workload.held_out_rows is not None:
         evaluations = 2 + ((steps - 1) // every - begin // every if every else 0)
