@@ -59,18 +59,27 @@ def batch_digest(ids: Iterable[int]) -> str:
 
 
 def passes_text(cuts: Iterable[Sequence[Sequence[int]]], rows: int) -> str:
-    """Which of so many rows of a global batch shared a forward pass. `cuts`: rank -> passes -> positions in the batch.
+    """Which of so many rows of a global batch shared a forward pass, on whichever rank. `cuts`: rank -> passes -> positions in the batch.
 
-    One mark a row, in the order of the batch: the number of its pass, counted over all ranks, in two digits of base 36; in one where that is enough.
+    One mark a row, in the order of the batch: the number of its pass, counted as they first appear there, in base 36; two digits where one is not enough.
     """
-    numbers = [0] * rows
-    passes = [positions for of_rank in cuts for positions in of_rank]
-    for number, positions in enumerate(passes):
-        for position in positions:
-            numbers[position] = number
-    if len(passes) > len(_MARKS) ** 2:  # a batch of more than a thousand passes: a digest still says whether they were the same
+    pass_of = {position: number for number, positions in enumerate(part for of_rank in cuts for part in of_rank) for position in positions}
+    seen: dict[int, int] = {}
+    numbers = [seen.setdefault(pass_of[position], len(seen)) for position in range(rows)]
+    if len(seen) > len(_MARKS) ** 2:  # a batch of more than a thousand passes: a digest still says whether they were the same
         return batch_digest(numbers)
-    return "".join(_MARKS[number] if len(passes) <= len(_MARKS) else _MARKS[number // 36] + _MARKS[number % 36] for number in numbers)
+    return "".join(_MARKS[number] if len(seen) <= len(_MARKS) else _MARKS[number // 36] + _MARKS[number % 36] for number in numbers)
+
+
+def passes_of(text: str, rows: int) -> list[list[int]]:
+    """Pass -> its positions in a batch of so many rows, from `passes_text`; empty where the text does not say them."""
+    width = len(text) // max(1, rows)
+    if width not in (1, 2) or len(text) != width * rows or not set(text) <= set(_MARKS):
+        return []
+    passes: dict[str, list[int]] = {}
+    for position in range(rows):
+        passes.setdefault(text[position * width : (position + 1) * width], []).append(position)
+    return list(passes.values())
 
 
 _MARKS = "0123456789abcdefghijklmnopqrstuvwxyz"

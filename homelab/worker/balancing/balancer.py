@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from homelab.shared.law import assignment, order, packing
@@ -75,20 +75,47 @@ class Balance:
         self.speeds = tuple(from_share(share) for share in shares) if self.is_estimated else tuple(known_speeds)
         self.announced = self.speeds  # by the last event, or by the plan
         self._is_own = False  # the speeds were measured in this run
+        self.recorded: Mapping[str, str] = {}
+        """Step -> the passes of another run that are repeated (`chain.passes_text`)."""
         self._since_s = math.inf  # work of the slowest rank since rows were last moved
 
     def join_rows(self) -> None:
         """The rows of a pass are not padded from now on, on any rank. Before the first step."""
         self.limits = tuple(dataclasses.replace(limits, padded=False) for limits in self.limits)
 
-    def cuts_of(self, lengths: Sequence[int]) -> list[list[list[int]]]:
-        """Rank -> its forward passes -> their positions in `lengths` (rows of a global batch, in tokens)."""
+    def cuts_of(self, lengths: Sequence[int], recorded: Sequence[Sequence[int]] = ()) -> list[list[list[int]]]:
+        """Rank -> its forward passes -> their positions in `lengths` (rows of a global batch, in tokens).
+
+        `recorded`: the passes of another run, which are repeated where each of them fits a rank.
+        """
+        repeated = self._repeated(lengths, recorded) if recorded else None
+        if repeated is not None:
+            return repeated
         fixed = None if self.measured else order.quotas(len(lengths), self.shares)
         positions_of = assignment.assign(lengths, self.speeds, self.limits, fixed)
         return [
             [[positions[place] for place in cut] for cut in self.passes_of([lengths[position] for position in positions], rank)]
             for rank, positions in enumerate(positions_of)
         ]
+
+    def _repeated(self, lengths: Sequence[int], recorded: Sequence[Sequence[int]]) -> list[list[list[int]]] | None:
+        """Each pass to the rank that would be done with it first, the largest first; None where one fits no rank."""
+        done_s = [speed.step_s for speed in self.speeds]
+        cuts: list[list[list[int]]] = [[] for _ in self.speeds]
+        by_length = [sorted(positions, key=lambda position: (-lengths[position], position)) for positions in recorded]
+        for positions in sorted(by_length, key=lambda positions: -sum(lengths[position] for position in positions)):
+            longest, total = lengths[positions[0]], sum(lengths[position] for position in positions)
+            tokens_of = [limits.tokens(len(positions), longest, total) for limits in self.limits]
+            able = [
+                rank for rank, limits in enumerate(self.limits)
+                if self.shares[rank] and limits.takes(longest) and limits.holds(len(positions), tokens_of[rank])
+            ]  # fmt: skip
+            if not able:
+                return None
+            first = min(able, key=lambda rank: (done_s[rank] + self.speeds[rank].pass_s(tokens_of[rank]), rank))
+            done_s[first] += self.speeds[first].pass_s(tokens_of[first])
+            cuts[first].append(positions)
+        return cuts
 
     def rows_of(self, lengths: Sequence[int], rank: int) -> list[int]:
         """The positions in `lengths` (rows of a global batch, in tokens) that `rank` computes."""

@@ -7,6 +7,8 @@ get_state_buffer), puts what it loads on the card for good (load_state_dict, `v.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,25 @@ def load(optimizer: Any, path: Path, device: torch.device) -> None:
             for name, value in values.items():
                 if isinstance(value, torch.Tensor) and value.device.type == "cpu":
                     values[name] = value.clone()
+
+
+@contextlib.contextmanager
+def kept_as_made(optimizer: Any, scheduler: Any, *, is_asked: bool = True) -> Iterator[None]:
+    """Around the loading of both: where it `is_asked`, rates, decay and all else that the recipe decides stay as they were made from it. Only the state
+    is loaded.
+
+    `scheduler`: a LambdaLR.
+    """
+    own = [{name: value for name, value in group.items() if name not in ("params", "lr")} for group in optimizer.param_groups]
+    rates = list(scheduler.base_lrs)
+    yield
+    if not is_asked:
+        return
+    scheduler.base_lrs = rates
+    factors = [factor_of(scheduler.last_epoch) for factor_of in scheduler.lr_lambdas]
+    for group, decided, rate, factor in zip(optimizer.param_groups, own, rates, factors, strict=True):
+        group.update({**decided, "lr": rate * factor})
+    scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
 
 
 def load_own(optimizer: Any, state: dict[str, Any], device: torch.device) -> None:

@@ -20,7 +20,7 @@ def facts_of(task: Task, rows: dict[str, dict[str, str]]) -> dict[str, Any]:
     """
     model = task.run.get("model")
     own = {**versions(), "homelab": str(task.run.get("homelab", "")), "code": str(task.run.get("code_hash", ""))[:16]}
-    (first, *_) = process_group.exchange("versions", json.dumps(own)) if task.world_size > 1 else [json.dumps(own)]
+    (first, *_) = process_group.exchange("versions", json.dumps(own))
     return {
         "recipe_hash": task.recipe_hash,
         "precision": task.precision,

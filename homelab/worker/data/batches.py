@@ -83,7 +83,8 @@ class StepBatches(Dataset):
         if not 0 <= step < self.steps:
             raise IndexError(step)
         epoch, chosen = order.step_rows(step, seed=self.seed, count=len(self.rows), global_batch=self.global_batch)
-        cuts = self.balance.cuts_of([len(self.rows[row].tokens) for row in chosen])
+        recorded = chain.passes_of(self.balance.recorded.get(str(step + 1), ""), len(chosen))
+        cuts = self.balance.cuts_of([len(self.rows[row].tokens) for row in chosen], recorded)
         groups = [[self.rows[chosen[position]] for position in cut] for cut in cuts[self.rank]]
         rows = [row for group in groups for row in group]
         learned = self.form.learned(self.rows[row] for row in chosen)

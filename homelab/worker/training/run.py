@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import math
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -17,8 +16,10 @@ from homelab.worker.checkpoints.best_weights import BestWeights
 from homelab.worker.checkpoints.curves import Curves, keep_before
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime import imports
-from homelab.worker.runtime.metrics_recorder import Recorder, peak_memory_bytes, perplexity
+from homelab.worker.runtime.metrics_recorder import Recorder
 from homelab.worker.runtime.task import Task
+from homelab.worker.training import step_line
+from homelab.worker.training.recomputed import Recomputed
 from homelab.worker.training.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Run:
         self.best: BestWeights
         self.checkpointing: Checkpointing
         self.evaluate_s: float | None = None
+        self.window = Recomputed(task)
+        self.balance.recorded = self.window.recorded_passes
         self.end_profile: Callable[[], None] | None = None
 
     def go(self) -> None:
@@ -68,6 +71,7 @@ class Run:
         process_group.host(task)
         if task.is_keeper:
             held.clear(task.checkpoints_dir)
+        self.window.take_checkpoint()
         fault = broadcast.verify_own(task)
         path = model_path(task.run)
         refuse_unfit(task, path)
@@ -119,7 +123,7 @@ class Run:
                 row_cache.keep(kept_at, data)
         for part in (data.train, data.held_out) if task.objective is not None and task.objective.learns_labels else ():
             compared_answers.fill_others(part, task.train.seed, task.train.seq_len)
-        self.held_out = data.held_out
+        self.held_out = [] if self.window.is_asked else data.held_out
         for note in (*data.notes, template_clock.note_of(self.tokenizer)):
             if note:
                 recorder.note(note)
@@ -184,6 +188,7 @@ class Run:
         if begin not in self.curves.eval_losses and self._evaluates_after(begin):
             self._evaluate(trainer, begin)
         self._stop_early(begin)
+        self.window.begin(trainer)
         self.checkpointing.begin(trainer)
         if profile_files.REQUEST in self.task.run:
             from homelab.worker.profiling.install import install
@@ -210,7 +215,7 @@ class Run:
             speed_profile.keep(self.task, trainer, self.recorder, save_s, evaluate_s)
         if self._evaluates_after(step):
             self._evaluate(trainer, step)
-            self._stop_early(step)
+        self._stop_early(step)
         self.recorder.heartbeat(phases.TRAINING)
 
     def _evaluates_after(self, step: int) -> bool:
@@ -218,31 +223,9 @@ class Run:
         return step in (0, self.recorder.total_steps) or (every > 0 and step % every == 0)
 
     def _record(self, trainer: ShareTrainer, step: int) -> None:
-        item, clock, task = trainer.item, trainer.clock, self.task
+        item = trainer.item
         assert item is not None and item.step == step - 1, "the order of the steps is the law"
-        step_s = trainer.step_s
-        per_epoch = order.steps_per_epoch(len(trainer.train_dataset.rows), trainer.train_dataset.global_batch)
-        line: dict[str, Any] = {
-            "rank": task.rank,
-            "node": task.node,
-            "step": step,
-            "epoch": item.epoch + (item.step % per_epoch + 1) / per_epoch,
-            "loss": trainer.step_loss,
-            "perplexity": perplexity(trainer.step_loss) if task.objective is None else None,
-            **trainer.pairs,
-            "learning_rate": trainer.learning_rate,
-            "grad_norm": trainer.grad_norm if math.isfinite(trainer.grad_norm) else None,
-            "tokens": item.input_tokens,
-            "samples": len(item.sources),
-            "tokens_per_s": item.input_tokens / step_s,
-            "compute_s": step_s - clock.communication_s,
-            "communication_s": clock.communication_s,
-            "input_s": clock.input_s,
-            "step_s": step_s,
-            "memory_bytes": peak_memory_bytes(task.device),
-            "share": item.rows if self.balance.measured else task.shares[task.rank],
-            "sent_bytes": trainer.strategy.sent_bytes,
-        }
+        line = step_line.of(trainer, item)
         self.recorder.train(line)
         self.curves.train(line | {"batch": item.batch, "passes": item.passes}, time.time())
         if self.tensorboard:
@@ -272,7 +255,7 @@ class Run:
 
     def _stop_early(self, step: int) -> None:
         """End the loop where [train] early_stopping says so. Every rank has the same losses."""
-        why = early_stopping.why_over(self.curves.eval_losses, self.task.train.early_stopping)
+        why = self.window.why_over(step) or early_stopping.why_over(self.curves.eval_losses, self.task.train.early_stopping)
         if step == self.recorder.total_steps or why is None:
             return
         self.recorder.note(f"stopped after step {step} of {self.recorder.total_steps}: {why}")
@@ -282,7 +265,6 @@ class Run:
 
     def _finish(self, trainer: ShareTrainer) -> None:
         """final/ on the head: the adapter or the model, the tokenizer and a model card; then all are done together."""
-        from homelab.worker.checkpoints.weights import frozen, write_final
         from homelab.worker.runtime import process_group
 
         self.recorder.heartbeat(phases.SAVING)
@@ -291,6 +273,16 @@ class Run:
         if self.tensorboard:
             self.tensorboard.close()
         self.curves.agree()
+        if self.window.is_asked:
+            self.window.finish(trainer, self.curves)
+        else:
+            self._write_final(trainer)
+        process_group.wait_for_all("finished", self.task.world_size)
+        self.recorder.heartbeat(phases.DONE)  # everything is written; leaving the group comes after it, because that may stall
+
+    def _write_final(self, trainer: ShareTrainer) -> None:
+        from homelab.worker.checkpoints.weights import frozen, write_final
+
         tensors = trainer.strategy.whole_weights(trainer.model)
         rest = trainer.strategy.whole_weights(trainer.model, frozen) if self.task.method.kind == "full" else {}
         if self.task.rank == 0:
@@ -298,5 +290,3 @@ class Run:
             self.best.load(tensors)
             step, is_stage = self.best.step or self.recorder.step, self.strategy.part.is_stage
             write_final(trainer.model, tensors | rest, self.tokenizer, self.task, self.curves, step, is_stage=is_stage)
-        process_group.wait_for_all("finished", self.task.world_size)
-        self.recorder.heartbeat(phases.DONE)  # everything is written; leaving the group comes after it, because that may stall

@@ -31,8 +31,10 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from homelab.shared.law.checkpoint_interval import Interval
+from homelab.shared.protocol import window
 from homelab.worker.balancing.balancer import Rebalancing, Report
 from homelab.worker.balancing.speed_meter import SpeedMeter
+from homelab.worker.checkpoints import optimizer_state
 from homelab.worker.data import pair_batches
 from homelab.worker.data.batches import StepBatches, StepItem, copied
 from homelab.worker.errors import TrainingError, WorkerError
@@ -248,9 +250,10 @@ class ShareTrainer(Trainer):
         pass  # what is trained and no DTensor would become rank 0's, and its gradient an average: it is a stage's own
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is not None:
-            self.strategy.load_optimizer(self.optimizer.optimizer, Path(checkpoint), self.args.device)
-            self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / "scheduler.pt", weights_only=True))
+        if checkpoint is not None:  # that of a run that is checked must not say how fast is learned
+            with optimizer_state.kept_as_made(self.optimizer.optimizer, self.lr_scheduler, is_asked=window.REQUEST in self.task.run):
+                self.strategy.load_optimizer(self.optimizer.optimizer, Path(checkpoint), self.args.device)
+                self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / "scheduler.pt", weights_only=True))
 
     def floating_point_ops(self, inputs: Any) -> int:
         return 0  # the Trainer would look for input_ids in these items; nothing uses the figure

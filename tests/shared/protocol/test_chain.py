@@ -60,7 +60,10 @@ def test_any_edit_is_found_at_the_first_line_that_it_touches(place: int, digit: 
 
 def test_the_passes_of_a_batch_are_one_mark_a_row() -> None:
     assert chain.passes_text([[[0, 3], [1]], [], [[2, 4]]], 5) == "01202"
+    assert chain.passes_of("01202", 5) == [[0, 3], [1], [2, 4]] and chain.passes_of("012", 5) == chain.passes_of("012-2", 5) == []
+    assert chain.passes_text([[[2, 4]], [[1], [0, 3]]], 5) == "01202", "the same passes on other ranks, in another order"
     many = chain.passes_text([[[row] for row in range(40)]], 40)
     assert len(many) == 80 and many[:4] == "0001" and many[-2:] == "13"
-    assert len(chain.passes_text([[[row] for row in range(1300)]], 1300)) == 16
+    assert chain.passes_of(many, 40) == [[row] for row in range(40)]
+    assert len(long := chain.passes_text([[[row] for row in range(1300)]], 1300)) == 16 and chain.passes_of(long, 1300) == []
     assert chain.batch_digest([1, 2]) != chain.batch_digest([2, 1]) and len(chain.batch_digest(range(64))) == 16

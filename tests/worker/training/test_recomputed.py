@@ -1,0 +1,57 @@
+"""A window of a run that is computed again, on other ranks: its losses and its weights beside those of the run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homelab.shared.protocol import chain, window
+from tests.worker import harness
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+RECIPE: dict[str, Any] = {
+    "method__kind": "lora", "train__steps": 6, "train__epochs": None, "checkpoint__keep": 1, "checkpoint__keep_every": 2, "checkpoint__every_steps": None,
+    "data__eval_fraction": 0.2, "tracking__eval_every_steps": 4,
+}  # fmt: skip
+
+
+def recomputed(
+    forks: harness.Forks, run: Path, begin: int, end: int, shares: Sequence[int], **plan: Any
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The lines of the window, and what it says of the weights."""
+    folder = run.parent / f"{run.name}-verify-{begin}-{end}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    described = json.loads((run / "run.json").read_text())
+    described |= {"name": folder.name, window.REQUEST: {"run": run.name, "begin": begin, "end": end}}
+    (folder / "run.json").write_text(json.dumps(described))
+    forks.train(folder, 1, shares, resume_step=begin, **plan)
+    lines = [json.loads(line) for line in (folder / window.FOLDER / chain.RECORD).read_text().splitlines()]
+    assert not (folder / "final").exists()
+    return lines, json.loads((folder / window.FOLDER / window.COMPARED).read_text())
+
+
+def test_a_window_ends_where_it_should_and_is_the_same_again_or_nearly(
+    forks: harness.Forks, tmp_path: Path, model: Path, data: Path
+) -> None:
+    run = harness.make_run(tmp_path / "run", model, data, **RECIPE)
+    forks.train(run, 1, [7, 5])
+    record = [json.loads(line) for line in (run / "final" / chain.RECORD).read_text().splitlines()]
+    losses = {line["step"]: line["loss"] for line in record if line["kind"] == "train"}
+    batches = {line["step"]: line["batch"] for line in record if line["kind"] == "train"}
+    for begin, end, shares, most in ((2, 4, [7, 5], 0.0), (2, 4, [12], 1e-5), (0, 2, [3, 4, 5], 1e-5), (4, 6, [12], 1e-5)):
+        lines, compared = recomputed(forks, run, begin, end, shares)
+        steps = [line for line in lines if line["kind"] == "train"]
+        assert [line["step"] for line in steps] == list(range(begin + 1, end + 1))
+        assert [line["batch"] for line in steps] == [batches[line["step"]] for line in steps]
+        for line in steps:
+            assert line["loss"] == pytest.approx(losses[line["step"]], rel=most or 1e-15)
+        weights = compared["weights"]
+        assert weights["node"] == "here" and weights["way"] > 0.001
+        assert weights["apart"] <= most * weights["way"] + 1e-12, (begin, end, shares, weights)
+        print(begin, end, shares, weights["apart"] / weights["way"], weights["most"])
