@@ -28,7 +28,7 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 NAMES = (
     "init", "data", "new", "setup", "wake", "preflight", "doctor", "plan", "launch", "run", "status", "web", "logs", "stop", "recover", "yield", "why", "explain", "schema", "runs",
     "chat", "fetch", "merge", "gguf",
-    "push", "tensorboard", "track", "profile", "report", "compare", "export", "trust", "teardown", "demo", "supervise",
+    "push", "tensorboard", "track", "profile", "report", "verify", "compare", "export", "trust", "teardown", "demo", "supervise",
 )  # fmt: skip
 for name in NAMES:
     command = importlib.import_module(f"homelab.cli.{name}").command

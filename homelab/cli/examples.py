@@ -50,6 +50,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "queue run": ("homelab queue run",),
     "queue install": ("homelab queue install",),
     "report": ("homelab report", "homelab report 2026-11-21 --output llama7b.html"),
+    "verify": ("homelab verify", "homelab verify 2026-11-21 --windows 5 --on laptop", "homelab verify 2026-11-21 --steps 100..120"),
     "bench suite": ("homelab bench suite recipes/bench/lab.toml", "homelab bench suite recipes/bench/lab.toml --dry-run"),
     "bench card": ("homelab bench card tower", "homelab bench card tower --method qlora"),
     "compare": ("homelab compare 2026-11-21 2026-11-22",),

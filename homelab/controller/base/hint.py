@@ -19,7 +19,7 @@ Options = Callable[[str], str]
 _OWN_NAMES = (
     "bench card", "bench", "chat", "compare", "data", "demo", "doctor", "export", "fetch", "gguf", "init", "launch", "logs", "merge", "new", "plan", "preflight", "profile", "push",
     "queue add", "queue install", "queue move", "queue pause", "queue remove", "queue resume", "queue run", "queue",
-    "recover", "report", "run", "runs", "schema", "setup", "status", "stop", "supervise", "teardown", "tensorboard", "track", "trust", "wake", "web", "why",
+    "recover", "report", "run", "runs", "schema", "setup", "status", "stop", "supervise", "teardown", "tensorboard", "track", "trust", "verify", "wake", "web", "why",
     "yield",
 )  # fmt: skip
 # Not "the user that homelab logs in with".

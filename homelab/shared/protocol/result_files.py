@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from homelab.shared.protocol import layout, profile_files
+from homelab.shared.protocol import layout, profile_files, window
 
 MERGED = "merged"
 EXPORTS = "exports"
@@ -15,6 +15,7 @@ QUANTISATIONS = ("q8_0", "bf16", "f16", "q4_k_m")
 
 _FOLDERS = re.compile(
     rf"{layout.FINAL}|{MERGED}|{EXPORTS}/step-\d{{8}}|{GGUF}-[a-z0-9_]{{2,10}}|{profile_files.PROFILES}/rank-\d{{1,6}}|{layout.SAVED}"
+    rf"|{window.FOLDER}|{layout.CHECKPOINTS}/step-\d{{8,12}}"
 )
 _NAMES = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _TEXT = (".json", ".jsonl", ".md", ".txt", ".jinja", ".model")  # .model: SentencePiece's vocabulary, a protocol buffer

@@ -65,6 +65,7 @@ NOT_SWEPT = {
     "bench": "launches, follows and reports as launch, status and report do", "supervise": "looks as status does and recovers as recover does, as long as a run lives",
     "wake": "asks for one true or false, and waits for minutes", "init": "asks for the facts, as preflight does; its words become a file (test_proposal.py)",
     "queue": "plans, launches, stops and recovers as those commands do", "web": "looks as status and report do; its words stay text (test_web_server.py)",
+    "verify": "reads files as fetch does, launches and follows as launch and status do; its record is typed (test_record.py)",
     "yield": "asks what supervise asks, and whether a supervisor is on a node, as status does",
 }  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from homelab.controller.attempt import inputs, planner
 from homelab.controller.base.errors import HomelabError
@@ -42,6 +43,8 @@ class Prepared:
     """The recipe, if its file may say something else by now."""
     profiled: ProfiledSteps | None = None
     """The steps that are profiled, None for none."""
+    described: dict[str, Any] | None = None
+    """run.json, if it is that of another run that is computed again."""
 
 
 def prepare(

@@ -42,7 +42,7 @@ def start_run(
     plan = prepared.plan
     assert plan is not None
     paths = RunPaths(runs_dir / plan.run)
-    run_json = describe(prepared, fleet.cluster, plan)
+    run_json = prepared.described or describe(prepared, fleet.cluster, plan)
     with _whole_or_gone(paths):
         store.write_text(paths.readme_txt, store.README)
         store.write_json(paths.cluster_json, fleet.cluster.model_dump(mode="json"))
