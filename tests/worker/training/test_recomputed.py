@@ -21,14 +21,14 @@ RECIPE: dict[str, Any] = {
 
 
 def recomputed(
-    forks: harness.Forks, run: Path, begin: int, end: int, shares: Sequence[int], **plan: Any
+    forks: harness.Forks, run: Path, begin: int, end: int, shares: Sequence[int], passes: dict[str, str] | None = None, **plan: Any
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The lines of the window, and what it says of the weights."""
     folder = run.parent / f"{run.name}-verify-{begin}-{end}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     described = json.loads((run / "run.json").read_text())
-    described |= {"name": folder.name, window.REQUEST: {"run": run.name, "begin": begin, "end": end}}
+    described |= {"name": folder.name, window.REQUEST: {"run": run.name, "begin": begin, "end": end, "passes": passes or {}}}
     (folder / "run.json").write_text(json.dumps(described))
     forks.train(folder, 1, shares, resume_step=begin, **plan)
     lines = [json.loads(line) for line in (folder / window.FOLDER / chain.RECORD).read_text().splitlines()]
