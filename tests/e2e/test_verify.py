@@ -70,6 +70,7 @@ def test_any_nodes_and_a_pipeline_agree_and_edits_and_lost_checkpoints_are_named
     assert by_chain["window_count"] == 3 and len(by_chain["windows"]) == 2 and by_chain["chain"] == by_chain["card_end"]
     assert all(one["nodes"] == ["node1"] and one["same_passes"] for one in by_chain["windows"])
     assert "proven" not in (desk.folder / "runs" / run.name / "verify.html").read_text()
+    assert desk.json("status")["run"] == run.name, "a window is not the run that is meant without a name"
     for options, nodes in ((("--on", "node2,node3"), 2), ((), 3), (("--on", "node1,node2", "--strategy", "pipeline"), 2)):
         found = verify(desk, run, "--steps", "4..8", *options)
         (window,) = found["windows"]
@@ -94,9 +95,27 @@ def test_any_nodes_and_a_pipeline_agree_and_edits_and_lost_checkpoints_are_named
         assert said in found["answer"] and found["windows"] == [], found
     record.write_text(honest)
 
+    for step in (4, 8):  # another node has them: they come by way of this machine
+        shutil.rmtree(run.folder("node2") / "checkpoints" / f"step-{step:08d}")
+    found = verify(desk, run, "--steps", "4..8", "--on", "node2")
+    assert found["verdict"] == "agrees" and found["windows"][0]["nodes"] == ["node2"], found
     for name in ("node1", "node2", "node3"):
         shutil.rmtree(run.folder(name) / "checkpoints" / "step-00000004")
     found = verify(desk, run, "--steps", "4..8", code=1)
     assert found["windows"][0]["verdict"] == "not computed" and "no node that answers has the checkpoint of step 4" in found["answer"]
     said = desk.homelab("verify", run.name, *SKIP, "--steps", "3..8", code=2).stderr
     assert "the checkpoint of step 3 was not kept" in said and "name two of 0, 4, 8, 12" in said
+
+
+def test_changed_data_is_refused_and_named(verified: tuple[Desk, Run], base: Path, model: Path) -> None:
+    """The file lies on the nodes, so homelab has no copy of it."""
+    desk, _ = verified
+    data = harness.write_jsonl(base / "on the nodes.jsonl", harness.chat_rows(30))
+    short = RECIPE.replace('"chats.jsonl"', f'"{data}"').replace("steps = 12", "steps = 4").replace("keep_every = 4", "keep_every = 2")
+    desk.write("on-node.toml", short.format(model=model))
+    run = desk.launch("on-node.toml", "--nodes", "node1")
+    run.wait_for_end(1, nodes=1)
+    assert verify(desk, run, "--steps", "0..2")["verdict"] == "agrees"
+    harness.write_jsonl(data, harness.chat_rows(31, seed=1))
+    said = desk.homelab("verify", run.name, *SKIP, code=1).stderr
+    assert "this data file is not the one the run began with" in said and str(data) in said and "put the old file back" in said

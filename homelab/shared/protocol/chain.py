@@ -2,7 +2,7 @@
 
     {"kind": "start", ...}   what the training is made of and computed with: recipe, rows, base model, versions
     {"kind": "train", ...}   a step: its loss, the rows of its global batch ("batch"), and which of them shared a pass ("passes")
-    {"kind": "kept", ...}    the state that a kept checkpoint holds: weights, optimizer, learning-rate schedule
+    {"kind": "kept", ...}    the state that a kept checkpoint holds: weights, optimizer, learning-rate schedule; and the processors of that attempt
     {"kind": "eval", ...}    the loss over the held-out rows after a step
 
 The chain shows that nothing was changed afterwards. It does not show that anything was computed: `homelab verify` computes parts again.

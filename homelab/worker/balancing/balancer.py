@@ -7,6 +7,7 @@ new assignment never changes the gradient; it may begin at any step.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -88,15 +89,14 @@ class Balance:
 
         `recorded`: the passes of another run, which are repeated where each of them fits a rank.
         """
-        repeated = self._repeated(lengths, recorded) if recorded else None
-        if repeated is not None:
-            return repeated
         fixed = None if self.measured else order.quotas(len(lengths), self.shares)
         positions_of = assignment.assign(lengths, self.speeds, self.limits, fixed)
-        return [
+        own = [
             [[positions[place] for place in cut] for cut in self.passes_of([lengths[position] for position in positions], rank)]
             for rank, positions in enumerate(positions_of)
         ]
+        same = sorted(map(sorted, itertools.chain(*own))) == sorted(map(sorted, recorded))
+        return own if same or not recorded else self._repeated(lengths, recorded) or own
 
     def _repeated(self, lengths: Sequence[int], recorded: Sequence[Sequence[int]]) -> list[list[list[int]]] | None:
         """Each pass to the rank that would be done with it first, the largest first; None where one fits no rank."""

@@ -45,6 +45,7 @@ class Curves:
         self._settled = [json.dumps(line) + "\n" for line in every]
         self._open: list[list[float]] = []
         self._decided: list[dict[str, str]] = []  # of each open line, what the law decides: the same on every rank
+        self._devices = sorted({rank.device_name for rank in task.ranks})
         self._same = {"attempt": task.attempt, "rank": 0, "node": task.nodes[0]}
 
     @classmethod
@@ -111,7 +112,7 @@ class Curves:
         kind, step, *figures = row
         if kind == _KEPT:
             digits = "".join(f"{int(word):0{_WORD_DIGITS}x}" for word in figures[:-1]) + f"{int(figures[-1]):04x}"
-            return {"kind": chain.KEPT, "step": int(step), "sha256": digits}
+            return {"kind": chain.KEPT, "step": int(step), "sha256": digits, "devices": self._devices}
         value_of = {name: None if math.isnan(value) else value for name, value in zip(_FIGURES, figures, strict=True)}
         where = {"time": round(figures[0], 3), **self._same, "step": int(step)}
         if kind == _EVAL:

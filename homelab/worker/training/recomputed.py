@@ -85,7 +85,8 @@ class Recomputed:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         (partial / chain.RECORD).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        content = {"weights": found, "versions": record_start.versions()}
+        devices = sorted({rank.device_name for rank in self._task.ranks})
+        content = {"weights": found, "versions": record_start.versions(), "devices": devices}
         (partial / window.COMPARED).write_text(json.dumps(content), encoding="utf-8")
         shutil.rmtree(self._task.run_dir / window.FOLDER, ignore_errors=True)
         os.replace(partial, self._task.run_dir / window.FOLDER)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from homelab.shared.protocol import chain
 from homelab.worker.checkpoints.curves import Curves
 from homelab.worker.checkpoints.model_card import model_card
 from homelab.worker.runtime.task import Task
@@ -63,6 +64,33 @@ def test_what_a_checkpoint_carries_is_what_the_next_head_knows(tmp_path: Path) -
 def test_a_checkpoint_of_before_has_no_curves_and_says_so(tmp_path: Path) -> None:
     assert not Curves.carried_by(tmp_path, task(tmp_path, resume_step=6)).is_whole
     assert Curves.carried_by(None, task(tmp_path)).is_whole, "nothing came before"
+
+
+def test_a_chain_goes_on_from_its_checkpoint_and_a_run_that_began_without_one_has_none(tmp_path: Path) -> None:
+    begun = Curves(task(tmp_path))
+    begun.start({"recipe_hash": "r1"})
+    begun.train(step(1, 4.9) | {"batch": "ab", "passes": "01"}, 11.0)
+    begun.kept(1, "00" + "ab" * 30 + "00")
+    begun.agree()
+    (tmp_path / "curves.jsonl").write_text(begun.text())
+    again = Curves.carried_by(tmp_path, task(tmp_path, resume_step=1))
+    again.start({"recipe_hash": "r2"})
+    again.train(step(2, 4.8), 12.0)
+    again.keep_own(task(tmp_path))
+    lines = [json.loads(line) for line in again.text().splitlines()]
+    assert [(line["kind"], line["step"]) for line in lines] == [("start", 0), ("train", 1), ("kept", 1), ("train", 2)]
+    assert lines[2]["sha256"] == "00" + "ab" * 30 + "00" and lines[1]["batch"] == "ab" and lines[0]["recipe_hash"] == "r1"
+    assert chain.first_break(lines) is None and again.chain == lines[-1]["chain"]
+    assert f"chain: `{again.chain}`" in model_card(task(tmp_path), again, 2, is_moved_by_peft=False)
+
+    older = [{name: value for name, value in line.items() if name != "chain"} for line in lines if line["kind"] == "train"]
+    (tmp_path / "curves.jsonl").write_text("".join(json.dumps(line) + "\n" for line in older))
+    resumed = Curves.carried_by(tmp_path, task(tmp_path, resume_step=2))
+    resumed.start({"recipe_hash": "r1"})
+    resumed.train(step(3, 4.7), 13.0)
+    resumed.agree()
+    assert resumed.chain == "" and "chain" not in resumed.text() and resumed.last == (3, 4.7)
+    assert "chain" not in model_card(task(tmp_path), resumed, 3, is_moved_by_peft=False)
 
 
 def test_the_card_tells_the_whole_run_in_few_rows_and_names_no_folder_of_a_machine(tmp_path: Path) -> None:

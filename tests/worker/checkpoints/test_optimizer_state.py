@@ -114,3 +114,28 @@ def test_the_kernels_are_those_of_this_attempt(tmp_path: Path) -> None:
     optimizer_state.load(after, tmp_path / "optimizer.pt", torch.device("cpu"))
     group = after.param_groups[0]
     assert (group["fused"], group["foreach"], group["lr"]) == (True, None, 0.1)
+
+
+def test_a_window_takes_the_state_of_a_checkpoint_and_no_rate_or_decay_of_it(tmp_path: Path) -> None:
+    """Of the run that is checked: a forger's checkpoint says 1 % more, and the optimizer would go on with it."""
+
+    def made_with(rate: float, decay: float) -> tuple[Any, Any]:
+        optimizer = torch.optim.AdamW(parameters(), lr=rate, weight_decay=decay)
+        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+
+    forged, forged_schedule = made_with(1.01e-3, 0.0)
+    for seed in (1, 2):
+        stepped(forged, forged.param_groups[0]["params"], seed)
+        forged_schedule.step()
+    own, schedule = made_with(1e-3, 0.1)
+    with optimizer_state.kept_as_made(own, schedule):
+        own.load_state_dict(forged.state_dict())
+        schedule.load_state_dict(forged_schedule.state_dict())
+    (group,) = own.param_groups
+    assert (
+        group["lr"] == pytest.approx(1e-3 / 3) == schedule.get_last_lr()[0] and group["weight_decay"] == 0.1 and schedule.base_lrs == [1e-3]
+    )
+    assert all(float(values["step"]) == 2 for values in own.state.values()), "the state is loaded"
+    stepped(own, group["params"], 3)
+    schedule.step()
+    assert group["lr"] == pytest.approx(1e-3 / 4)

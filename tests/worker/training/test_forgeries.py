@@ -80,12 +80,18 @@ def test_ten_of_ten(forks: harness.Forks, tmp_path: Path, model: Path, data: Pat
     print(f"\n{precision}: bounds {bounds.loss:.0e} of a loss, {bounds.weights:.0e} of the way of the weights")
     for name, results in found.items():
         losses, weights = [result.loss_apart or 0 for result in results], [result.weights_apart or 0 for result in results]
-        agree = sum(result.verdict == "agrees" for result in results)
-        print(
-            f"{name:22} agrees {agree:2} of {len(results)}; loss {min(losses):.1e} to {max(losses):.1e}; weights {min(weights):.1e} to {max(weights):.1e}"
-        )
+        agree, unclear = (sum(result.verdict == word for result in results) for word in ("agrees", "unclear"))
+        span = f"loss {min(losses):.1e} to {max(losses):.1e}; weights {min(weights):.1e} to {max(weights):.1e}"
+        print(f"{name:22} agrees {agree:2}, unclear {unclear:2} of {len(results)}; {span}")
     print(*(f"{name:22} found {count} of {len(SEEDS)}" for name, count in edits.items()), sep="\n")
-    assert {name: sum(result.verdict == "agrees" for result in found[name]) for name in HONEST} == dict.fromkeys(HONEST, len(SEEDS))
-    assert {name: sum(result.verdict == "differs" for result in found[name]) for name in FORGED} == dict.fromkeys(FORGED, len(SEEDS))
+    others = found.pop("1 rank, other passes")  # bf16 rounds them otherwise: that accuses nobody
+    assert {result.verdict for result in others} <= {"agrees"} | ({"unclear"} if precision == "bf16" else set())
+    for name, results in found.items():
+        if name in HONEST:
+            assert all(result.verdict == "agrees" for result in results), name
+            continue
+        # Rows of another length may not fit the passes that a forger names.
+        told = [result for result in results if precision == "fp32" or result.same_passes]
+        assert len(told) >= len(SEEDS) // 2 and all(result.verdict == "differs" and "do" in result.because for result in told), name
+        assert not any(result.verdict == "agrees" for result in results), name
     assert set(edits.values()) == {len(SEEDS)} and len(edits) == 3
-    assert all("does not" in result.because or "do not" in result.because for name in FORGED for result in found[name])

@@ -36,22 +36,21 @@ def recomputed(
     return lines, json.loads((folder / window.FOLDER / window.COMPARED).read_text())
 
 
-def test_a_window_ends_where_it_should_and_is_the_same_again_or_nearly(
+def test_a_window_ends_where_it_should_and_is_the_same_again_or_nearly_on_other_ranks_also_with_dropout(
     forks: harness.Forks, tmp_path: Path, model: Path, data: Path
 ) -> None:
-    run = harness.make_run(tmp_path / "run", model, data, **RECIPE)
+    run = harness.make_run(tmp_path / "run", model, data, **RECIPE, method__dropout=0.2)
     forks.train(run, 1, [7, 5])
     record = [json.loads(line) for line in (run / "final" / chain.RECORD).read_text().splitlines()]
-    losses = {line["step"]: line["loss"] for line in record if line["kind"] == "train"}
-    batches = {line["step"]: line["batch"] for line in record if line["kind"] == "train"}
-    for begin, end, shares, most in ((2, 4, [7, 5], 0.0), (2, 4, [12], 1e-5), (0, 2, [3, 4, 5], 1e-5), (4, 6, [12], 1e-5)):
-        lines, compared = recomputed(forks, run, begin, end, shares)
+    before = {line["step"]: line for line in record if line["kind"] == "train"}
+    passes = {str(step): line["passes"] for step, line in before.items()}
+    for begin, end, shares, most in ((2, 4, [7, 5], 0.0), (2, 4, [12], 1e-5), (0, 2, [3, 4, 5], 1e-5)):
+        lines, compared = recomputed(forks, run, begin, end, shares, passes)
         steps = [line for line in lines if line["kind"] == "train"]
         assert [line["step"] for line in steps] == list(range(begin + 1, end + 1))
-        assert [line["batch"] for line in steps] == [batches[line["step"]] for line in steps]
         for line in steps:
-            assert line["loss"] == pytest.approx(losses[line["step"]], rel=most or 1e-15)
+            assert {name: line[name] for name in ("batch", "passes")} == {name: before[line["step"]][name] for name in ("batch", "passes")}
+            assert line["loss"] == pytest.approx(before[line["step"]]["loss"], rel=most or 1e-15)
         weights = compared["weights"]
         assert weights["node"] == "here" and weights["way"] > 0.001
-        assert weights["apart"] <= most * weights["way"] + 1e-12, (begin, end, shares, weights)
-        print(begin, end, shares, weights["apart"] / weights["way"], weights["most"])
+        assert weights["apart"] <= most * weights["way"], (begin, end, shares, weights)

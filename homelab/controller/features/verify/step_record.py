@@ -26,6 +26,8 @@ class RecordLine(WireModel):
     batch: Annotated[str, Field(max_length=64)] = ""
     passes: Annotated[str, Field(max_length=10_000)] = ""
     sha256: Annotated[str, Field(max_length=64)] = ""
+    devices: Annotated[tuple[Annotated[str, Field(max_length=200)], ...], Field(max_length=1000)] = ()
+    attempt: int | None = None
     chain: Annotated[str, Field(max_length=64)] = ""
 
 
@@ -71,6 +73,7 @@ class StepRecord:
                 self.unreadable = position if self.unreadable is None else self.unreadable
                 self.lines.append(RecordLine(kind="", step=0))
         self.steps = {line.step: line for line in self.lines if line.kind == chain.TRAIN and line.loss is not None}
+        self.devices = {line.step: line.devices for line in self.lines if line.kind == chain.KEPT}
         self.kept = {line.step: line.sha256 for line in self.lines if line.kind == chain.KEPT and line.sha256.strip("0")}
 
     @property

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.base.hint import Hint, homelab
-from homelab.controller.base.models import Value
 from homelab.controller.base.say import Say
 from homelab.controller.base.units import listed
 from homelab.controller.features.verify import record_source, window_run
-from homelab.controller.features.verify.step_record import RecordFault, StepRecord, Window, missed_chance
+from homelab.controller.features.verify.step_record import RecordFault, StepRecord, Window
+from homelab.controller.features.verify.verification import Verification, notes_of
 from homelab.controller.features.verify.window_run import WindowRequest
 from homelab.controller.features.verify.window_verdict import Verdict, WindowResult, answer, judged
 from homelab.controller.remote.fanout import Fleet
@@ -20,7 +20,6 @@ from homelab.controller.run import run_folder
 from homelab.controller.run.paths import RunPaths
 
 _MOST_NAMED = 12
-_FORGED = 0.05  # the share of forged windows for which the odds are said
 
 
 @dataclass(frozen=True)
@@ -35,26 +34,6 @@ class VerifyRequest:
     names: Sequence[str]
     strategy: str | None
     skip: Collection[str]
-
-
-class Verification(Value):
-    """What came out. `windows`: those that were to be computed again; `window_count`: all there are; `by_hand`: a person chose; `card_end`: of the chain, ""
-    where there is no model card yet.
-    """
-
-    run: str
-    answer: str
-    verdict: Verdict
-    precision: str
-    last_step: int
-    chain: str
-    card_end: str
-    node: str
-    faults: tuple[RecordFault, ...] = ()
-    windows: tuple[WindowResult, ...] = ()
-    window_count: int = 0
-    by_hand: bool = False
-    notes: tuple[str, ...] = ()
 
 
 def verify(fleet: Fleet, paths: RunPaths, request: VerifyRequest, say: Say) -> Verification:
@@ -84,11 +63,19 @@ def verify(fleet: Fleet, paths: RunPaths, request: VerifyRequest, say: Say) -> V
     precision = (start.precision if start else "") or plan.precision
     said = answer(paths.name, [fault.text for fault in faults], results, precision)
     verdicts = {result.verdict for result in results}
-    verdict: Verdict = "differs" if faults or "differs" in verdicts else "agrees" if verdicts == {"agrees"} else "not computed"
+    verdict: Verdict = (
+        "differs"
+        if faults or "differs" in verdicts
+        else "unclear"
+        if "unclear" in verdicts
+        else "agrees"
+        if verdicts == {"agrees"}
+        else "not computed"
+    )
     return Verification(
         run=paths.name, answer=said, verdict=verdict, precision=precision, last_step=record.last_step, chain=record.end, card_end=source.card_end,
         node=source.node, faults=tuple(faults), windows=tuple(results), window_count=len(windows), by_hand=bool(request.steps),
-        notes=tuple(_notes(record, source.card_end, results, len(windows), by_hand=bool(request.steps))),
+        notes=tuple(notes_of(record, source.card_end, results, len(windows), by_hand=bool(request.steps))),
     )  # fmt: skip
 
 
@@ -132,24 +119,3 @@ def _one(fleet: Fleet, paths: RunPaths, request: VerifyRequest, record: StepReco
     order = WindowRequest(fleet, paths, request.cluster_file, names, request.strategy, request.skip, say)
     again, compared, machines = window_run.run_window(order, record, window, points)
     return judged(record, window, again, compared, machines)
-
-
-def _notes(record: StepRecord, card_end: str, results: Sequence[WindowResult], count: int, *, by_hand: bool) -> list[str]:
-    """What a reader has to know of how much was looked at."""
-    done = len(results)
-    notes = []
-    if not count:
-        notes.append("no checkpoint was kept, so no step can be computed again: [checkpoint] keep_every in the recipe keeps them")
-    elif done and not by_hand:
-        forged = max(1, round(_FORGED * count))
-        chance = missed_chance(done, count, forged)
-        notes.append(
-            f"the end of the chain chose {done} of {count} windows; were {forged} of them forged, such a choice would miss {'all of them' if forged > 1 else 'it'}"
-            f" with {chance:.0%}"
-        )
-    elif done:
-        notes.append("a person chose the steps; without --steps the end of the chain chooses them")
-    if not card_end:
-        notes.append(f"there is no model card yet: that the record goes on to step {record.last_step} and no further is not checked")
-    notes.append("the record's chain shows later edits alone; steps that were not computed again are taken as they are written")
-    return [*notes, *dict.fromkeys(note for result in results for note in result.notes)]

@@ -12,7 +12,7 @@ from rich.text import Text
 from homelab.controller.features.report import number_text as text
 from homelab.controller.features.report import page_tables
 from homelab.controller.features.report.page_style import STYLE
-from homelab.controller.features.verify.verify_run import Verification
+from homelab.controller.features.verify.verification import Verification
 from homelab.controller.features.verify.window_verdict import WindowResult
 
 _HEADS = ("steps", "nodes", "strategy", "loss", "may be", "weights", "may be", "verdict")

@@ -87,17 +87,18 @@ def run_window(
         plan = found.plan.model_copy(update={"resume_step": part.begin})
         for point in points:
             checkpoint_transfer.bring(fleet, paths, point, [node.name for node in plan.nodes], say, to_all=False)
-        run_json = _described(described.run_json, plan, paths.name, record, part)
+        run_json = _described(described.run_json, plan, paths, record, part)
         started = _start(request, team, Prepared(**{**vars(prepared), "plan": plan, "described": run_json}), runs_dir)
     _wait(team, started, say, part)
     return _left(team, started, plan)
 
 
-def _described(of_run: Any, plan: Plan, run: str, record: StepRecord, part: Window) -> dict[str, Any]:
+def _described(of_run: Any, plan: Plan, checked: RunPaths, record: StepRecord, part: Window) -> dict[str, Any]:
     """run.json of the run that is checked, word for word but for its name, with the window. The moment stays: chat templates are told it."""
     passes = {str(step): line.passes for step, line in record.steps.items() if part.begin < step <= part.end and line.passes}
-    asked = {"run": run, "begin": part.begin, "end": part.end, "passes": passes}
-    return {**of_run, "name": plan.run, "created_at": time.time(), window.REQUEST: asked}
+    asked = {"run": checked.name, "begin": part.begin, "end": part.end, "passes": passes}
+    # In the list of runs it stands before the run that it checks: a command without a name means that one, also after this.
+    return {**of_run, "name": plan.run, "created_at": run_folder.created_at(checked) - 0.001, window.REQUEST: asked}
 
 
 def _start(request: WindowRequest, team: Fleet, prepared: Prepared, runs_dir: Path) -> RunPaths:

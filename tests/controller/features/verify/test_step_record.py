@@ -21,10 +21,18 @@ def written(steps: int = 12, every: int = 4, *, salt: str = "") -> Lines:
     lines: Lines = [{"kind": "start", "step": 0, "recipe_hash": "r1", "precision": "fp32", "versions": {"torch": "2.13.0"}, "salt": salt}]
     for step in range(1, steps + 1):
         lines.append(
-            {"kind": "train", "step": step, "loss": 5 - step / 7, "learning_rate": 1e-3, "batch": f"{step:016x}", "passes": "0011"}
+            {
+                "kind": "train",
+                "step": step,
+                "loss": 5 - step / 7,
+                "learning_rate": 1e-3,
+                "batch": f"{step:016x}",
+                "passes": "0011",
+                "attempt": 1,
+            }
         )
         if step % every == 0:
-            lines.append({"kind": "kept", "step": step, "sha256": f"{step:064x}"})
+            lines.append({"kind": "kept", "step": step, "sha256": f"{step:064x}", "devices": ["CPU"]})
     return chained(lines)
 
 
