@@ -55,6 +55,9 @@ def test_a_group_of_nccl_is_left_by_the_end_of_the_process(monkeypatch: pytest.M
 def test_a_rank_says_that_it_is_done_before_it_leaves_the_group() -> None:
     phases: list[str] = []
     task = SimpleNamespace(rank=1, world_size=1, method=SimpleNamespace(kind="lora"))
-    run = SimpleNamespace(recorder=SimpleNamespace(heartbeat=phases.append), tensorboard=None, end_profile=None, task=task)
-    cast(Any, Run)._finish(run, SimpleNamespace(model=None, strategy=SimpleNamespace(whole_weights=lambda model: {})))
-    assert phases == ["saving", "done"]
+    run = SimpleNamespace(
+        recorder=SimpleNamespace(heartbeat=phases.append), tensorboard=None, end_profile=None, task=task, window=SimpleNamespace(is_asked=False),
+        curves=SimpleNamespace(agree=lambda: phases.append("agreed")), _write_final=lambda trainer: phases.append("written"),
+    )  # fmt: skip
+    cast(Any, Run)._finish(run, SimpleNamespace(model=None))
+    assert phases == ["saving", "agreed", "written", "done"]
