@@ -90,8 +90,9 @@ def test_ten_of_ten(forks: harness.Forks, tmp_path: Path, model: Path, data: Pat
         if name in HONEST:
             assert all(result.verdict == "agrees" for result in results), name
             continue
-        # Rows of another length may not fit the passes that a forger names.
+        # The true rows may be too long for the passes that a forged record names: in bf16 such a window is unclear.
         told = [result for result in results if precision == "fp32" or result.same_passes]
-        assert len(told) >= len(SEEDS) // 2 and all(result.verdict == "differs" and "do" in result.because for result in told), name
+        assert all(result.verdict == "differs" and "do" in result.because for result in told), name
         assert not any(result.verdict == "agrees" for result in results), name
+        assert len(told) == len(SEEDS) or (precision == "bf16" and name != "learning rate + 1 %"), name
     assert set(edits.values()) == {len(SEEDS)} and len(edits) == 3
