@@ -23,10 +23,22 @@ def command(
     on: Annotated[
         str,
         typer.Option(
-            "--on", metavar="NODES", help="Compute on these nodes. Default: those of the run.", autocompletion=completion.node_list
+            "--on",
+            "--nodes",
+            metavar="NODES",
+            help="Compute on these nodes. Default: those of the run.",
+            autocompletion=completion.node_list,
         ),
     ] = "",
-    strategy: Annotated[str, typer.Option("--strategy", help="Divide the work by this strategy. Default: that of the run.")] = "",
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            "--strategy",
+            help="Divide the work by this strategy. Default: that of the run.",
+            show_default=False,
+            autocompletion=completion.strategies,
+        ),
+    ] = None,
     skip: common.SkipOption = [],  # noqa: B006
     output: Annotated[
         Path | None,
@@ -45,11 +57,13 @@ def command(
     from homelab.cli.clean_console import CleanConsole
     from homelab.controller.base.errors import EXIT_DONE, EXIT_FAILED
     from homelab.controller.checks import registry
+    from homelab.controller.features.recover import strategy_change
     from homelab.controller.features.verify import verify_run, verify_table
     from homelab.controller.run import store
 
+    strategy_change.refuse_unknown(strategy, run, "verify")
     names = [node.name for node in common.described_cluster(cluster, on).nodes] if on else []
-    request = verify_run.VerifyRequest(cluster, steps, windows, names, strategy or None, registry.skipped(only=[], skip=skip))
+    request = verify_run.VerifyRequest(cluster, steps, windows, names, strategy, registry.skipped(only=[], skip=skip))
     with common.fleet_of_run(run, cluster, runs_dir, as_json) as (fleet, paths, say):
         found = verify_run.verify(fleet, paths, request, say)
         file = output or paths.root / "verify.html"

@@ -12,7 +12,7 @@ import pytest
 
 from homelab.cli import common
 from homelab.cli import verify as command
-from homelab.controller.base.errors import EXIT_DONE, EXIT_FAILED
+from homelab.controller.base.errors import EXIT_DONE, EXIT_FAILED, InputError
 from homelab.controller.features.verify import verify_run
 from homelab.controller.features.verify.step_record import RecordFault, Window
 from homelab.controller.features.verify.verification import Verification
@@ -76,6 +76,12 @@ def test_what_does_not_agree_ends_with_1_and_names_why(said: Any, verdict: str) 
     bad = AGREES.model_copy(update={"verdict": verdict, "because": "step 112 does not: the recipe gives it other rows"})
     code, out = said(found(verdict=verdict, windows=(bad,), answer=f"{RUN} does not agree: {bad.because}"))
     assert code == EXIT_FAILED and "steps 100..120: step 112 does not" in out and f"Next: homelab report {RUN}" in out
+
+
+def test_a_strategy_that_does_not_exist_is_refused_before_a_node_is_asked(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        command.command(RUN, strategy="pipline", cluster=tmp_path / "cluster.toml", runs_dir=tmp_path)
+    assert 'no strategy is called "pipline"' in caught.value.message and str(caught.value.hint) == f"homelab verify {RUN} --strategy auto"
 
 
 def test_json_has_all_of_it_and_faults_of_the_record(said: Any) -> None:

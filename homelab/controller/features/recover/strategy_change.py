@@ -28,12 +28,12 @@ _NO_ROOM = Hint(
 )
 
 
-def refuse_unknown(strategy: str | None, run: str | None) -> None:
-    """Raises InputError for a name that a recipe could not have."""
+def refuse_unknown(strategy: str | None, run: str | None, command: str = "recover") -> None:
+    """Raises InputError for a name that a recipe could not have. `command`: of ours, that takes --strategy."""
     if strategy is not None and strategy not in STRATEGY_NAMES:
         raise InputError(
             f'no strategy is called "{strategy}".{did_you_mean(strategy, STRATEGY_NAMES)}', where=f"--strategy; allowed: {', '.join(STRATEGY_NAMES)}",
-            hint=homelab("recover", *([run] if run else []), "--strategy", "auto"),
+            hint=homelab(command, *([run] if run else []), "--strategy", "auto"),
         )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from homelab.controller.features.verify.step_record import StepRecord, Window
 from homelab.controller.features.verify.window_verdict import WindowCompared, WindowMachines
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import claims, run_folder, store, supervisor_record
+from homelab.controller.run import claims, leave_folder, run_folder, store, supervisor_record
 from homelab.controller.run.fingerprint import as_begun
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol import chain, window
@@ -62,6 +62,7 @@ def run_window(
     items = inputs.of_run(paths, described.run_json)
     team = fleet.only(list(request.names))
     runs_dir = paths.root.parent
+    leave_folder.refuse(team, runs_dir, request.names, f"verify {paths.name}")
     with ExitStack() as unused:
 
         def name(evidence: Evidence) -> str:
