@@ -45,9 +45,13 @@ class Recomputed:
         return "the window ends here" if self._request and step >= int(self._request["end"]) else None
 
     def take_checkpoint(self) -> None:
-        """Link the other run's checkpoint into this run's folder, where this node has it. What lies there is verified as always."""
+        """Link the other run's checkpoint into this run's folder, where this node has it, and what its base gave to answers: a model that was trained in between
+        cannot say it. What lies there is verified as always."""
         if not self._request or not self._task.is_keeper or not self._request["begin"]:
             return
+        reference = self._other / layout.REFERENCE
+        if reference.is_file():
+            shutil.copy(reference, self._task.run_dir / layout.REFERENCE)
         step, root = int(self._request["begin"]), self._task.checkpoints_dir
         source = Path(manifest.folder_of(self._other, step))
         if not (source / manifest.MANIFEST).is_file() or (root / source.name).exists():

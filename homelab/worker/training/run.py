@@ -123,7 +123,7 @@ class Run:
                 row_cache.keep(kept_at, data)
         for part in (data.train, data.held_out) if task.objective is not None and task.objective.learns_labels else ():
             compared_answers.fill_others(part, task.train.seed, task.train.seq_len)
-        self.held_out = [] if self.window.is_asked else data.held_out
+        self.held_out = data.held_out
         for note in (*data.notes, template_clock.note_of(self.tokenizer)):
             if note:
                 recorder.note(note)
@@ -220,7 +220,7 @@ class Run:
 
     def _evaluates_after(self, step: int) -> bool:
         every = self.task.tracking.eval_every_steps
-        return step in (0, self.recorder.total_steps) or (every > 0 and step % every == 0)
+        return not self.window.is_asked and (step in (0, self.recorder.total_steps) or (every > 0 and step % every == 0))
 
     def _record(self, trainer: ShareTrainer, step: int) -> None:
         item = trainer.item

@@ -12,6 +12,7 @@ import pytest
 
 from homelab.shared.protocol import chain, window
 from tests.worker import harness
+from tests.worker.training.test_preferences import labelled, pairs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 RECIPE: dict[str, Any] = {
@@ -54,3 +55,23 @@ def test_a_window_ends_where_it_should_and_is_the_same_again_or_nearly_on_other_
         weights = compared["weights"]
         assert weights["node"] == "here" and weights["way"] > 0.001
         assert weights["apart"] <= most * weights["way"], (begin, end, shares, weights)
+
+
+@pytest.mark.parametrize(("kind", "method"), [("dpo", "full"), ("kto", "lora")])
+def test_a_window_of_compared_answers_begins_with_what_the_base_gave_to_them(
+    kind: str, method: str, forks: harness.Forks, tmp_path: Path, model: Path
+) -> None:
+    rows = harness.write_jsonl(tmp_path / "rows.jsonl", labelled(24) if kind == "kto" else pairs(24))
+    run = harness.make_run(tmp_path / "run", model, rows, **RECIPE | {"method__kind": method, "train__steps": 4}, objective__kind=kind)
+    forks.train(run, 1, [7, 5])
+    before = {
+        line["step"]: line["loss"]
+        for line in map(json.loads, (run / "final" / chain.RECORD).read_text().splitlines())
+        if line["kind"] == "train"
+    }
+    for begin, end in ((0, 2), (2, 4)):
+        lines, compared = recomputed(forks, run, begin, end, [4, 8])
+        assert {line["step"]: line["loss"] for line in lines if line["kind"] == "train"} == pytest.approx(
+            {step: before[step] for step in range(begin + 1, end + 1)}, rel=1e-5
+        )
+        assert compared["weights"]["apart"] <= 1e-4 * compared["weights"]["way"]
