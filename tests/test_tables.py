@@ -33,6 +33,10 @@ from homelab.controller.features.bench.result import Summary
 from homelab.controller.features.profile import over_ranks, profile_tables
 from homelab.controller.features.profile.over_ranks import ExchangeOverRanks, MemoryRow
 from homelab.controller.features.profile.rank_profile import RankProfile
+from homelab.controller.features.verify import verify_table
+from homelab.controller.features.verify.step_record import Window
+from homelab.controller.features.verify.verification import Verification
+from homelab.controller.features.verify.window_verdict import WindowResult
 from homelab.controller.planning.render import plan_table, scaling_table, time_table
 from homelab.lab.lab import Lab
 from tests import limits
@@ -126,6 +130,34 @@ def benches() -> Iterator[Table]:
     yield from side_by_side.tables(side_by_side.compare(sides), EnergyPrice(price_per_kwh=0.3, currency="EUR"), WIDTH)
 
 
+def windows() -> Iterator[Table]:
+    done: dict[str, Any] = {
+        "run": "verify-100000-100020",
+        "strategy": "pipeline",
+        "loss_apart": 2e-7,
+        "loss_bound": 1e-5,
+        "weights_apart": 3e-6,
+        "weights_bound": 1e-4,
+    }
+    results = [
+        WindowResult(window=Window(begin=99980, end=100000), verdict="agrees", nodes=NAMES, **done),
+        WindowResult(window=Window(begin=100000, end=100020), verdict="not computed", because="no node that answers has the checkpoint of step 100000"),
+    ]  # fmt: skip
+    yield verify_table.table(
+        Verification(
+            run=RUNS[0],
+            answer="",
+            verdict="agrees",
+            precision="fp32",
+            last_step=100020,
+            chain="0" * 32,
+            card_end="",
+            node="tower",
+            windows=tuple(results),
+        )
+    )
+
+
 def of_lab() -> list[Any]:
     """Those that its commands print."""
     shown: list[Any] = []
@@ -149,6 +181,7 @@ CASES: dict[str, Callable[[], Iterable[Any]]] = {
     "preflight": checks,
     "profile": profiles,
     "bench and compare": benches,
+    "verify": windows,
     "explain law": lambda: [explain._influences()],
     "practice nodes": of_lab,
 }

@@ -44,6 +44,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
         if not program.exists():
             shutil.copy(shutil.which("sleep") or "/bin/sleep", program)
         begun.append(subprocess.Popen([program, "300"], env={**os.environ, **environment}))
+        words, until_s = Path(f"/proc/{begun[-1].pid}/cmdline"), time.monotonic() + 10
+        while name.encode() not in words.read_bytes():  # Popen returns a moment before a new program has its name
+            assert time.monotonic() < until_s, name
+            time.sleep(0.005)
         return begun[-1]
 
     yield started

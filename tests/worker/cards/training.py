@@ -37,8 +37,7 @@ from homelab.worker.data.rows import Row
 from homelab.worker.runtime.task import Task
 from homelab.worker.strategies.registry import strategy_of
 from homelab.worker.strategies.sharded import shards as sharded
-from homelab.worker.training import run as run_module
-from homelab.worker.training import trainer
+from homelab.worker.training import step_line, trainer
 from homelab.worker.training.checkpointing import Checkpointing
 from homelab.worker.training.run import Run
 from tests.worker.cards import ranks
@@ -292,7 +291,7 @@ def _replaced() -> Iterator[None]:
         patch.setattr(checkpoint_folder, "retain", lambda *_, **__: None)
         patch.setattr(disk_space, "make", lambda *_: None)
         patch.setattr(weights, "write_final", lambda *_, **__: None)
-        patch.setattr(run_module, "peak_memory_bytes", lambda _device: 0)
+        patch.setattr(step_line, "peak_memory_bytes", lambda _device: 0)
         patch.setattr(fencing, "check", lambda *_: None)
         on_host = init_device_mesh
         patch.setattr(sharded, "init_device_mesh", lambda _device, *shape, **names: on_host("cpu", *shape, **names))

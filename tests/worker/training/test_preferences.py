@@ -91,6 +91,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+# What differs in them is tried by others, each alone.
+RARE = (
+    "reward of all weights by fsdp on 2", "reward by zero2 on 3, one idle", "kto by zero2 on 3, one idle", "kto of all weights by fsdp on 2", "reward in 3 stages",
+)  # fmt: skip
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ["ddp", "zero2"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -112,7 +118,7 @@ STAGES: dict[str, tuple[str, str, list[int], dict[str, Any], dict[str, Any]]] = 
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.thorough) if name in RARE else name for name in STAGES])
 def test_a_model_in_stages_learns_the_same(name: str, forks: harness.Forks, tmp_path: Path, preferences: Callable[[str], Path]) -> None:
     kind, method, stages, plan, changes = STAGES[name]
     deep = harness.tiny_llama(tmp_path / "tiny-llama", hidden=32, intermediate=64, layers=12)
@@ -130,7 +136,7 @@ def test_a_model_in_stages_learns_the_same(name: str, forks: harness.Forks, tmp_
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.thorough) if name in RARE else name for name in CASES])
 def test_the_training_is_that_of_one_process(
     name: str, forks: harness.Forks, one: Callable[..., Path], tmp_path: Path, model: Path, preferences: Callable[[str], Path]
 ) -> None:
@@ -181,7 +187,7 @@ def test_a_run_goes_on_elsewhere_with_the_reference_it_began_with(
         assert harness.losses(run, 3) == pytest.approx({step: whole[step] for step in range(3, SHORT + 1)}, rel=AFTER_ALL)
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("method", [pytest.param("full", marks=pytest.mark.thorough), "lora"])
 def test_others_load_a_model_that_scores(
     method: str, forks: harness.Forks, tmp_path: Path, model: Path, preferences: Callable[[str], Path]
 ) -> None:

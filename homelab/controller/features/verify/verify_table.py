@@ -27,7 +27,7 @@ def table(found: Verification) -> Table:
     """A row for each window. 80 columns hold it."""
     drawn = Table(box=None, pad_edge=False, header_style="dim")
     for place, head in enumerate(_HEADS):
-        drawn.add_column(head, justify="right" if place in range(3, 7) else "left", overflow="fold")
+        drawn.add_column(head, justify="right" if place in range(3, 7) else "left", overflow="fold", no_wrap=place == 0)
     for result in found.windows:
         drawn.add_row(*map(Text, _cells(result)))
     return drawn
@@ -66,7 +66,7 @@ def page(found: Verification, made_at: float, utc_offset_s: int, homelab: str) -
         f'<header><h1>{escape(found.run)}</h1><p class="answer">{escape(found.answer)}</p></header><main><p class="note">{escape(_READING)}</p>'
         + (f"<section><h2>What is wrong with the record</h2><ul>{faults}</ul></section>" if faults else "")
         + (f"<section><h2>Windows</h2>{windows}{f'<ul>{why}</ul>' if why else ''}</section>" if found.windows else "")
-        + f"<section><h2>StepRecord</h2>{record}</section>"
+        + f"<section><h2>Record</h2>{record}</section>"
         + f"<section><h2>Notes</h2><ul>{''.join(f'<li>{escape(note)}</li>' for note in found.notes)}</ul></section></main>"
         f"<footer>Made by homelab {escape(homelab)} on {text.moment(made_at, utc_offset_s)}; times are {text.zone(utc_offset_s)}. This file loads nothing.</footer>"
         "</body></html>\n"

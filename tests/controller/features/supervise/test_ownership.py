@@ -75,6 +75,7 @@ ENDS = {
     "controller/attempt/start.py", "controller/features/recover/halt.py", "controller/features/stop/stop.py",
     "controller/features/supervise/supervisor.py", "controller/features/bench/cell_run.py", "controller/features/bench/suite_run.py", "cli/stop.py",
     "controller/features/queue/job_work.py",  # at the end of a job's hours, by its own --stop-at
+    "controller/features/verify/window_run.py",  # of the window that it has started itself
 }  # fmt: skip
 
 

@@ -143,11 +143,13 @@ def test_the_base_reads_all_pairs_once_before_the_first_step() -> None:
     plain, pairs = (healthy.recipe(**LLAMA_2, **more) for more in ({}, {"objective": {"kind": "dpo"}}))
     without, time = (time_of(healthy.gpu(recipe), recipe, **lengths) for recipe in (plain, pairs))
     part = parts_of(time)["base reads rows"]
-    assert "3000 pairs" in part.because and part.seconds == pytest.approx(0.3 * 3000 * time.row_tokens / time.tokens_per_s)
+    assert "3000 rows" in part.because and part.seconds == pytest.approx(0.3 * 3000 * time.row_tokens / time.tokens_per_s)
     assert time.hours is not None and without.hours is not None
     assert (time.hours - without.hours) * 3600 == pytest.approx(part.seconds)
     assert "base reads rows" not in parts_of(time_of(healthy.gpu(pairs), pairs, **lengths, resume_step=50)), (
         "a later attempt has the numbers"
     )
+    judged = parts_of(time_of(healthy.gpu(pairs), healthy.recipe(**LLAMA_2, objective={"kind": "kto"}), **lengths))["base reads rows"]
+    assert "6000 rows" in judged.because, "and as many answers to other prompts"
     of_orpo = healthy.recipe(**LLAMA_2, objective={"kind": "orpo"})
     assert "base reads rows" not in parts_of(time_of(healthy.gpu(of_orpo), of_orpo, **lengths)), "it asks no base"
