@@ -94,11 +94,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 # What differs in them is tried by others, each alone.
 RARE = (
     "reward of all weights by fsdp on 2", "reward by zero2 on 3, one idle", "kto by zero2 on 3, one idle", "kto of all weights by fsdp on 2", "reward in 3 stages",
+    "dpo in 3 stages", "orpo by hsdp on 2 and 2", "simpo of all weights by zero2 on 2, checkpointed",
 )  # fmt: skip
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
+@pytest.mark.parametrize("strategy", ["ddp", "zero2", "pipeline"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_thirty_steps_too(
     kind: str, strategy: str, forks: harness.Forks, tmp_path: Path, model: Path, preferences: Callable[[str], Path]
@@ -106,14 +107,17 @@ def test_after_thirty_steps_too(
     changes = recipe(kind) | LENGTH[LONG]
     alone, run = (harness.make_run(tmp_path / who, model, preferences(kind), **changes) for who in ("one", "run"))
     forks.train(alone, 1, [12], micro_batch=5)
-    forks.train(run, 1, [6, 4, 2], micro_batch=[1, 2, 3], strategy=strategy)
-    assert_the_same(run, alone, {1: (1, 3)}, LONG, CLIPPED_AT, WORSE_OF_SCORES if kind == "reward" else 1.0)
+    plan: dict[str, Any] = {"shares": [6, 4, 2], "micro_batch": [1, 2, 3], "strategy": strategy}
+    if strategy == "pipeline":
+        plan = {"shares": [0, 12], "stages": [1, 1], "stage_order": [1, 0], "micro_batch": 3}
+    forks.train(run, 1, **plan)
+    assert_the_same(run, alone, {1: (1, len(plan["shares"]))}, LONG, CLIPPED_AT, WORSE_OF_SCORES if kind == "reward" else 1.0)
 
 
 STAGES: dict[str, tuple[str, str, list[int], dict[str, Any], dict[str, Any]]] = {
     "dpo in 3 stages": ("dpo", "lora", [2, 7, 3], {"micro_batch": 3, "stage_order": [2, 0, 1]}, {"train__fused_loss": True}),
     "reward in 3 stages": ("reward", "lora", [4, 5, 3], {"micro_batch": 2, "stage_order": [1, 0, 2]}, {}),
-    "kto in 3 stages": ("kto", "lora", [4, 5, 3], {"micro_batch": 2}, {}),
+    "kto in 3 stages": ("kto", "lora", [4, 5, 3], {"micro_batch": 2, "stage_order": [2, 0, 1]}, {"train__fused_loss": True}),
     "orpo in 2 stages, all weights": ("orpo", "full", [5, 7], {"micro_batch": 2}, {}),
 }  # fmt: skip
 
@@ -157,6 +161,27 @@ def test_the_training_is_that_of_one_process(
     card = (run / "final" / "README.md").read_text()
     rows = "labelled answers" if kind == "kto" else "pairs of answers"
     assert f"{kind} ({rows}{'' if kind == 'reward' else ', beta 0.1'})" in card and "loss of a row" in card and "| perplexity" not in card
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("strategy", ["ddp", "zero2"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_objective_goes_on_elsewhere(
+    kind: str,
+    strategy: str,
+    forks: harness.Forks,
+    one: Callable[..., Path],
+    tmp_path: Path,
+    model: Path,
+    preferences: Callable[[str], Path],
+) -> None:
+    """From a checkpoint of one process, as after the loss of a machine."""
+    run, whole = harness.make_run(tmp_path / "run", model, preferences(kind), **recipe(kind)), harness.losses(one(kind), 1)
+    shutil.copytree(one(kind) / "checkpoints/step-00000002", run / "checkpoints/step-00000002")
+    forks.train(run, 2, [6, 4, 2], micro_batch=[1, 2, 3], strategy=strategy, resume_step=2)
+    assert harness.losses(run, 2) == pytest.approx({step: whole[step] for step in range(3, SHORT + 1)}, rel=AFTER_ALL)
+    end, expected = (harness.weights(which, SHORT) for which in (run, one(kind)))
+    assert harness.relative_error(end, expected) <= AFTER_ALL * (WORSE_OF_SCORES if kind == "reward" else 1.0)
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
