@@ -41,8 +41,8 @@ def notes_of(record: StepRecord, card_end: str, results: Sequence[WindowResult],
         forged = max(1, round(_FORGED * count))
         chance = missed_chance(done, count, forged)
         notes.append(
-            f"the end of the chain chose {done} of {count} windows; were {forged} of them forged, such a choice would miss {'all of them' if forged > 1 else 'it'}"
-            f" with {chance:.0%}"
+            f"the end of the chain chose {done} of {count} windows; if {forged} of them {'were' if forged > 1 else 'was'} forged, such a choice would"
+            f" miss {'all of them' if forged > 1 else 'it'} with {chance:.0%}"
         )
     elif done:
         notes.append("a person chose the steps; without --steps the end of the chain chooses them")
