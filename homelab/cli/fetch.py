@@ -28,10 +28,12 @@ def command(
     from homelab.controller.base.sanitize import plain
     from homelab.controller.base.units import decimal_size
     from homelab.controller.features.results import fetch
+    from homelab.controller.run import run_record, store
 
     with common.fleet_of_run(run, cluster, runs_dir, as_json) as (fleet, paths, say):
         place = folder or Path("models") / (f"{paths.name}-merged" if merged else paths.name)
         done = (fetch.merged if merged else fetch.model)(fleet, paths, place, say)
+        scores = run_record.scores(store.read_object(paths.run_json))
     if as_json:
         common.print_json(done.model_dump())
         return 0
@@ -49,6 +51,11 @@ def command(
         terminal.echo(f"{what} is in {done.folder}, {done.files} files, the same as on {done.node}. Nothing was changed.")
     if done.is_program:
         terminal.echo("Next: load it with the program that wrote it; a .pt or .bin file may hold code: torch.load(..., weights_only=True)")
+        return 0
+    if scores:
+        terminal.echo(
+            "Next: load it with AutoModelForSequenceClassification of transformers (an adapter: PEFT's AutoPeftModelForSequenceClassification), num_labels=1"
+        )
         return 0
     same = common.same_options(cluster, runs_dir)
     terminal.echo(f"Next: {f'vllm serve {shlex.quote(str(place))}; or ' if merged else ''}homelab gguf {shlex.quote(done.run)}{same}")

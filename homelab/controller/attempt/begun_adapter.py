@@ -16,20 +16,22 @@ _OTHER_KINDS = ("use_dora", "use_rslora", "modules_to_save", "alora_invocation_t
 
 
 def weights_of(recipe: TrainRecipe, named: str, recipe_path: Path) -> Path:
-    """The file of the adapter's weights. `named`: a folder relative to the recipe, or the run that was fetched into models/.
+    """The file of the adapter's weights. `named`: a folder relative to the recipe, or the run that was fetched into models/ beside it or in a folder above.
 
     Raises InputError where it is not there, or was trained with other settings than the recipe's: it would be another adapter.
     """
     where = f"{recipe_path}, key model.adapter: {named}"
     beside = recipe_path.resolve().parent
-    places = [(beside / Path(named).expanduser()), *((root / _MODELS / named) for root in (beside, Path.cwd()))]
-    folder = next((place for place in places if (place / _WEIGHTS).is_file()), None)
+    folder = folder_of(named, beside)
     if folder is None:
-        is_there = places[0].is_dir()
+        is_there = (beside / Path(named).expanduser()).is_dir()
         is_run = PurePath(named).name == named
         raise (InputError if is_there else MissingError)(
             f"this folder has no {_WEIGHTS}" if is_there else "there is no adapter of this name", where=where,
-            hint=Hint("{} brings the adapter of a run to models/; paths are relative to the recipe", homelab("fetch", named if is_run and not is_there else "RUN")),
+            hint=Hint(
+                "{} brings the adapter of a run; paths are relative to the recipe",
+                homelab("fetch", named, str(beside / _MODELS / named)) if is_run and not is_there else homelab("fetch RUN"),
+            ),
         )  # fmt: skip
     try:
         settings = json.loads((folder / _SETTINGS).read_text(encoding="utf-8"))
@@ -41,6 +43,12 @@ def weights_of(recipe: TrainRecipe, named: str, recipe_path: Path) -> Path:
         raise InputError(f"its {_SETTINGS} is no object", where=where, hint="fetch the adapter again, with all its files")
     _refuse_other(settings, recipe, where)
     return folder / _WEIGHTS
+
+
+def folder_of(named: str, beside: Path) -> Path | None:
+    """The folder that `named` means in a recipe that lies in `beside`, by that alone: a queue has another working folder. None where there is none."""
+    places = [beside / Path(named).expanduser(), *(root / _MODELS / named for root in (beside, *beside.parents))]
+    return next((place for place in places if (place / _WEIGHTS).is_file()), None)
 
 
 def _refuse_other(settings: dict[str, Any], recipe: TrainRecipe, where: str) -> None:

@@ -50,6 +50,14 @@ def test_a_fetched_run_is_shipped_by_its_content(tmp_path: Path, named: str) -> 
     assert item.node_path("/w").startswith("/w/data/")
 
 
+def test_models_of_a_folder_above_are_found_wherever_the_command_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue has another working folder than the person who has filled it."""
+    written(tmp_path / "models" / "2026-run")
+    (tmp_path / "recipes").mkdir()
+    monkeypatch.chdir("/")
+    assert items(tmp_path / "recipes", "2026-run")["adapter"].local == tmp_path / "models" / "2026-run" / "adapter_model.safetensors"
+
+
 @pytest.mark.parametrize(
     ("changes", "message", "hint"),
     [
@@ -71,7 +79,7 @@ def test_another_adapter_gets_the_edit(tmp_path: Path, changes: dict[str, Any], 
 def test_a_name_without_a_folder_is_fetched_first(tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         items(tmp_path, "2026-run")
-    assert "homelab fetch 2026-run" in str(error.value.hint)
+    assert f"homelab fetch 2026-run {tmp_path}/models/2026-run" in str(error.value.hint), "the folder in which it is looked for"
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError) as error:
         items(tmp_path, "empty")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from array import array
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from homelab.shared.recipe import Objective
-from homelab.worker.data import compared_answers
+from homelab.worker.data import compared_answers, row_agreement, row_cache
 from homelab.worker.data.batches import Form
 from homelab.worker.data.encoding import Encoder
 from homelab.worker.data.readers import Record
-from homelab.worker.data.rows import Row
+from homelab.worker.data.rows import EncodedData, Row
 from homelab.worker.errors import WorkerError
+from homelab.worker.objectives import losses
+from homelab.worker.objectives.pair_answers import Answers
 
 SETTINGS = {"format": "labelled", "completion_only": True, "template": "auto"}
 ASKED, ANSWER = {"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Hello there!"}
@@ -112,3 +117,23 @@ def test_the_tensors_of_judged_answers() -> None:
     assert batch["sides"].tolist() == [0, 0, 1, 1] and batch["labelled"].numel() == 4
     assert batch["good"].tolist() == [0, 1, 1] and batch["counting"].tolist() == [1, 1, 0]
     assert batch["reference"].tolist() == [0, -4, 0] and batch["answer_tokens"].tolist() == [2, 2, 1] and float(batch["baseline"]) == 0
+
+
+def test_the_weights_say_how_much_each_kind_counts() -> None:
+    answers = Answers(torch.tensor([-3.0, -8.0]), torch.tensor([2.0, 2.0]), torch.tensor([-5.0, -5.0]))
+    good = torch.tensor([1.0, 0.0])
+    plain, lead = losses.of_judged(answers, good, torch.tensor(1.0), Objective("kto"))
+    weighed, _ = losses.of_judged(answers, good, torch.tensor(1.0), Objective("kto", desirable_weight=2.0, undesirable_weight=0.5))
+    assert lead.tolist() == pytest.approx([0.1 * (2 - 1), 0.1 * (1 + 3)]), "a good one above the baseline, a bad one below it"
+    assert plain.tolist() == pytest.approx([1 - 1 / (1 + math.exp(-0.1)), 1 - 1 / (1 + math.exp(-0.4))])
+    assert weighed.tolist() == pytest.approx([2 * float(plain[0]), 0.5 * float(plain[1])])
+
+
+def test_another_label_is_another_row_also_after_it_was_kept(tmp_path: Path) -> None:
+    rows = answers(2)
+    before = row_agreement.digest(rows)
+    rows[1].good = False
+    assert row_agreement.digest(rows) != before
+    row_cache.keep(tmp_path / "rows" / "a.rows", EncodedData(rows, answers(1)))
+    kept = row_cache.load(tmp_path / "rows" / "a.rows")
+    assert kept is not None and [row.good for row in (*kept.train, *kept.held_out)] == [True, False, True]

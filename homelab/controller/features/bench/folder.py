@@ -18,6 +18,7 @@ from typing import Any
 import tomlkit
 from pydantic import ValidationError
 
+from homelab.controller.attempt import begun_adapter
 from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.features.bench.cell import Cell
 from homelab.controller.features.bench.result import Result
@@ -71,8 +72,11 @@ class BenchmarkFolder:
         file = self.root / "recipes" / f"{cell.file_stem}.toml"
         data = {key: _moved(value, beside, file.parent) if key == "train" else value for key, value in dict(content["data"]).items()}
         strategy = {} if len(cell.nodes) == 1 and cell.strategy == "alone" else {"strategy": cell.strategy}
+        model = dict(content["model"])
+        if model.get("adapter") and (adapter := begun_adapter.folder_of(model["adapter"], beside.resolve())) is not None:
+            model["adapter"] = str(adapter.resolve())
         parallel = {key: value for key, value in dict(content.get("parallel", {})).items() if key != "strategy"} | strategy
-        store.write_text(file, tomlkit.dumps(dict(content) | {"data": data, "parallel": parallel}))
+        store.write_text(file, tomlkit.dumps(dict(content) | {"model": model, "data": data, "parallel": parallel}))
         return file
 
     def result_file(self, cell: Cell, repeat: int) -> Path:

@@ -112,7 +112,8 @@ def _one(fleet: Fleet, paths: RunPaths, request: VerifyRequest, record: StepReco
             because = f"the checkpoint of step {step} on {listed(found.others)} is another one than the record names"
             return WindowResult(window=window, verdict="differs", because=because)
         else:
-            return WindowResult(window=window, verdict="not computed", because=f"no node that answers has the checkpoint of step {step}")
+            because = f"no node that answers has the checkpoint of step {step}: turn on the nodes of the run, or name other steps (--steps)"
+            return WindowResult(window=window, verdict="not computed", because=because)
     say(f"steps {window}")
     in_cluster = {node.name for node in fleet.cluster.nodes}
     names = list(request.names) or [node.name for node in run_folder.plan_of(paths).nodes if node.name in in_cluster]

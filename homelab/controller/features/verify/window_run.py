@@ -33,9 +33,10 @@ from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import claims, leave_folder, run_folder, store, supervisor_record
 from homelab.controller.run.fingerprint import as_begun
 from homelab.controller.run.paths import RunPaths
-from homelab.shared.protocol import chain, window
+from homelab.shared.protocol import chain, profile_files, window
 
 _POLL_S = 1.0
+_UNSEEN_S = 300.0  # a switch or a machine may start anew meanwhile
 _MOST_RECORD_BYTES, _MOST_COMPARED_BYTES = 1 << 30, 1 << 20
 
 
@@ -99,7 +100,8 @@ def _described(of_run: Any, plan: Plan, checked: RunPaths, record: StepRecord, p
     passes = {str(step): line.passes for step, line in record.steps.items() if part.begin < step <= part.end and line.passes}
     asked = {"run": checked.name, "begin": part.begin, "end": part.end, "passes": passes}
     # In the list of runs it stands before the run that it checks: a command without a name means that one, also after this.
-    return {**of_run, "name": plan.run, "created_at": run_folder.created_at(checked) - 0.001, window.REQUEST: asked}
+    rest = {key: value for key, value in of_run.items() if key != profile_files.REQUEST}
+    return {**rest, "name": plan.run, "created_at": run_folder.created_at(checked) - 0.001, window.REQUEST: asked}
 
 
 def _start(request: WindowRequest, team: Fleet, prepared: Prepared, runs_dir: Path) -> RunPaths:
@@ -121,16 +123,22 @@ def _start(request: WindowRequest, team: Fleet, prepared: Prepared, runs_dir: Pa
 
 
 def _wait(fleet: Fleet, paths: RunPaths, say: Say, part: Window) -> None:
-    """Raises HomelabError where it does not end well, with the reason that `homelab why` gives. Ctrl-C stops it."""
-    watcher, told = monitor.Watcher(fleet, paths), -1
+    """Raises HomelabError where it does not end well, with the reason that `homelab why` gives, or where it cannot be seen for long. Ctrl-C stops it."""
+    watcher, told, seen_s = monitor.Watcher(fleet, paths), -1, time.monotonic()
     try:
         while True:
             try:
                 snapshot = watcher.look()
             except HomelabError as error:
+                if time.monotonic() - seen_s > _UNSEEN_S:
+                    raise HomelabError(
+                        f"steps {part} are computed again, and nothing of it was seen for {_UNSEEN_S / 60:.0f} minutes: {error.message}", where=paths.name,
+                        hint=homelab("status", paths.name),
+                    ) from error  # fmt: skip
                 say(f"{paths.name}: {error.message}")
                 time.sleep(_POLL_S)
                 continue
+            seen_s = time.monotonic()
             if snapshot.is_over:
                 break
             if snapshot.step != told:

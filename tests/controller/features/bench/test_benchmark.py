@@ -194,3 +194,12 @@ def test_svg_becomes_png() -> None:
     ElementTree.fromstring(svg)
     assert "var(" not in svg and "ddp" in svg
     assert bytes(resvg_py.svg_to_bytes(svg_string=svg))[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_the_adapter_of_a_recipe_is_found_from_the_folder_of_the_benchmark(tmp_path: Path) -> None:
+    adapter = tmp_path / "models" / "2026-run"
+    adapter.mkdir(parents=True)
+    (adapter / "adapter_model.safetensors").write_bytes(b"weights")
+    content = {"model": {"name": "org/small", "adapter": "2026-run"}, "data": {"train": "rows.jsonl"}}
+    written = BenchmarkFolder(tmp_path / "bench").recipe(Cell("", "ddp", ("tower",)), content, tmp_path)
+    assert f'adapter = "{adapter}"' in written.read_text()

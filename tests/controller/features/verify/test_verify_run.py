@@ -151,3 +151,27 @@ def test_a_run_without_a_record_and_one_of_an_older_version_say_so(ground: Groun
     )
     with pytest.raises(HomelabError, match="has no chain: an older homelab has begun it"):
         ground.verify()
+
+
+def test_a_window_that_nobody_sees_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The network of this machine is gone, and stays so."""
+    clock = [0.0]
+
+    class Blind:
+        def __init__(self, *_: Any) -> None:
+            pass
+
+        def look(self) -> Any:
+            raise HomelabError("no node answers", where="tower", hint="look at the switch")
+
+    monkeypatch.setattr(window_run.monitor, "Watcher", Blind)
+    monkeypatch.setattr(
+        window_run, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    )
+    said: list[str] = []
+    with pytest.raises(HomelabError) as error:
+        window_run._wait(FakeFleet(tmp_path), RunPaths(tmp_path / "verify-4-8"), said.append, Window(begin=4, end=8))
+    assert "nothing of it was seen for 5 minutes: no node answers" in error.value.message and "homelab status verify-4-8" in str(
+        error.value.hint
+    )
+    assert 290 < clock[0] < 310 and said

@@ -149,6 +149,8 @@ def test_the_base_reads_all_pairs_once_before_the_first_step() -> None:
     assert "base reads rows" not in parts_of(time_of(healthy.gpu(pairs), pairs, **lengths, resume_step=50)), (
         "a later attempt has the numbers"
     )
+    with_others = time_of(healthy.gpu(pairs), healthy.recipe(**LLAMA_2, objective={"kind": "kto"}), **lengths)
+    assert with_others.compute_s == pytest.approx(1.3 * time.compute_s), "a judged answer has a forward pass over another one"
     judged = parts_of(time_of(healthy.gpu(pairs), healthy.recipe(**LLAMA_2, objective={"kind": "kto"}), **lengths))["base reads rows"]
     assert "6000 rows" in judged.because, "and as many answers to other prompts"
     of_orpo = healthy.recipe(**LLAMA_2, objective={"kind": "orpo"})
