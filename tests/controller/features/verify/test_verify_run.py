@@ -12,6 +12,7 @@ import pytest
 
 from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.features.results import fetch
+from homelab.controller.features.status import monitor
 from homelab.controller.features.verify import verify_run, verify_table, window_run
 from homelab.controller.features.verify.step_record import StepRecord, Window
 from homelab.controller.features.verify.verification import Verification
@@ -164,7 +165,7 @@ def test_a_window_that_nobody_sees_is_not_waited_for_for_ever(monkeypatch: pytes
         def look(self) -> Any:
             raise HomelabError("no node answers", where="tower", hint="look at the switch")
 
-    monkeypatch.setattr(window_run.monitor, "Watcher", Blind)
+    monkeypatch.setattr(monitor, "Watcher", Blind)
     monkeypatch.setattr(
         window_run, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda seconds: clock.__setitem__(0, clock[0] + seconds))
     )
