@@ -4,7 +4,8 @@
            per 256 of those
     int8   8 bits with one fp32 scale per row of the matrix (Dettmers et al. 2022, the weights of LLM.int8)
 
-Quantised are all linear layers but the head.
+Quantised are all linear layers but the head, and in 4 bits the routed experts of a layer, each matrix of each alone
+(`homelab.worker.model.quantised_experts`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 NF4, INT8 = "nf4", "int8"
-NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+NF4_BLOCK, NF4_DOUBLE_BLOCK = 64, 256  # weights with one 8-bit scale, and such scales with one in fp32
+NF4_BYTES = 0.5 + 1 / NF4_BLOCK + 4 / (NF4_BLOCK * NF4_DOUBLE_BLOCK)
 _SCALE_BYTES = 4
 _UNNAMED = "a method without a name"
 # What transformers turns into 16-bit weights while it loads (`dequantize=True`). Computing in the stored type is left to no node: one card

@@ -12,7 +12,7 @@ import torch
 
 from homelab.shared.protocol.quantisation import INT8, NF4
 from homelab.shared.recipe import Method
-from homelab.worker.errors import WorkerError
+from homelab.worker.errors import WorkerError, size_words
 from homelab.worker.model import adapted as adapted_parts
 from homelab.worker.model import (
     adapter_targets,
@@ -137,6 +137,14 @@ def _load_base(task: Task, path: str, note: Note, part: LoadedPart = WHOLE) -> A
         model = load_base(path, task.model.revision, how, dtype, card, where, part.reader)
         if stored:
             quantised_cache.keep(model, stored, task, note)
+    if how is not None:
+        from homelab.worker.model import experts_loading
+
+        classes, count, size_bytes = experts_loading.unquantised(model)
+        if count:
+            note(
+                f"base: the routed experts of {count} layers stay in {task.precision}, {size_words(size_bytes)} ({classes}): homelab does not quantise this form"
+            )
     # With a cache, transformers ignores the ends of packed samples (masking_utils._preprocess_mask_arguments).
     model.config.use_cache = False
     return model
@@ -179,11 +187,12 @@ def load_base(
         options["device_map"] = {"": card}
     elif quantisation is not None:
         options["device_map"] = {"": "cpu"}
-    if reader is None:
-        options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        model = _whole(from_pretrained(AutoModelForCausalLM, path, **options), path)
-    else:
-        model = reader(path, **options)
+    with _holding_experts(quantisation == NF4 and (stored is None or quantised_cache.is_stored(path))):
+        if reader is None:
+            options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+            model = _whole(from_pretrained(AutoModelForCausalLM, path, **options), path)
+        else:
+            model = reader(path, **options)
     stored_weights.widen(model, stored, dtype)
     if quantisation == INT8:
         from homelab.worker.model import int8_linear
@@ -198,6 +207,15 @@ def load_base(
         if isinstance(dtype, torch.dtype) and hasattr(part, "compute_dtype") and hasattr(part, "compute_type_is_set"):
             part.compute_dtype, part.compute_type_is_set = dtype, True
     return model
+
+
+def _holding_experts(in_4_bits: bool) -> contextlib.AbstractContextManager[None]:
+    """Around a load that holds routed experts in 4 bits, too; files that others quantised are read as they are."""
+    if not in_4_bits:
+        return contextlib.nullcontext()
+    from homelab.worker.model import experts_loading
+
+    return experts_loading.quantising()
 
 
 def _whole(loaded: tuple[Any, dict[str, Any]], path: str) -> Any:

@@ -29,7 +29,7 @@ from homelab.worker.runtime.task import Task
 
 _MADE = "made.json"
 _SPARE_BYTES = 2 * 10**9  # stays free for checkpoints and logs, because the cache is only for speed
-_SETTINGS = "nf4, double, blocks of 64"
+_SETTINGS = "nf4, double, blocks of 64, every expert alone"
 
 
 def folder_of(task: Task, path: str, dtype: torch.dtype) -> Path | None:
@@ -68,8 +68,7 @@ def load(folder: Path, make: Callable[[], Any], note: Callable[[str], None]) -> 
         model = make()
         if _held(model) != made["held"]:
             raise ValueError("its digest has changed since it was made")
-        for name, module in weight_digests.quantised(model).items():
-            setattr(module.weight.quant_state, weight_digests.SOURCE, made["sources"][name])
+        weight_digests.put_sources(model, made["sources"])
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - a damaged file can raise any error in its readers
@@ -86,9 +85,7 @@ def keep(model: Any, folder: Path, task: Task, note: Callable[[str], None]) -> N
     """Write the quantised `model` to `folder`, by the first rank of the node, where the disk has room. What was kept of the same model
     with other files or versions goes. A full disk must not end a training for it.
     """
-    sources = {
-        name: getattr(module.weight.quant_state, weight_digests.SOURCE, None) for name, module in weight_digests.quantised(model).items()
-    }
+    sources = weight_digests.sources(model)
     if task.local_rank != 0 or not all(sources.values()):
         return
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")

@@ -68,19 +68,48 @@ def base(model: Any) -> tuple[str, str]:
     tensors = {name: value for name, value in model.state_dict().items() if name not in own and isinstance(value, torch.Tensor)}
     digests = each(tensors)
     read = dict(digests)
-    in_4_bits = {name: module.weight.quant_state for name, module in quantised(model).items()}
-    for module_name, scales in {**in_4_bits, **_in_8_bits(model)}.items():
-        source = getattr(scales, SOURCE, None)
-        if source is not None:
-            weight, own_scales = f"{module_name}.weight", f"{module_name}.SCB"
-            read = {name: value for name, value in read.items() if name not in (weight, own_scales) and not name.startswith(f"{weight}.")}
-            read[weight] = source
+    for name, source in sources(model).items():
+        if source is None:
+            continue
+        place, _, matrix = name.rpartition(".")  # what is held of a layer's matrix begins with its name, and of experts' ends with it
+        read = {
+            key: value
+            for key, value in read.items()
+            if key != name and not key.startswith(f"{name}.") and not (key.startswith(f"{place}.") and key.endswith(f"_{matrix}"))
+        }
+        read[name] = source
+    for module_name, scales in _in_8_bits(model).items():
+        taken = getattr(scales, SOURCE, None)
+        if taken is not None:
+            read.pop(f"{module_name}.SCB", None)
+            read[f"{module_name}.weight"] = taken
     return joined(read), joined(digests)
+
+
+def sources(model: Any) -> dict[str, str | None]:
+    """Of every matrix in 4 bits, by the name that its weights had: their digest, or None where none was taken."""
+    found = {f"{name}.weight": getattr(part.weight.quant_state, SOURCE, None) for name, part in quantised(model).items()}
+    for name, part in quantised_experts(model).items():
+        found |= {f"{name}.{matrix}": part.sources.get(matrix) for matrix in part.shapes}
+    return found
+
+
+def put_sources(model: Any, digests: Mapping[str, str]) -> None:
+    """Give every matrix in 4 bits the digest of what it was, as `sources` has them. Raises KeyError where one is missing."""
+    for name, part in quantised(model).items():
+        setattr(part.weight.quant_state, SOURCE, digests[f"{name}.weight"])
+    for name, experts in quantised_experts(model).items():
+        experts.sources = {matrix: digests[f"{name}.{matrix}"] for matrix in experts.shapes}
 
 
 def quantised(model: Any) -> dict[str, Any]:
     """The layers whose matrix is held in 4 bits, by name."""
     return {name: part for name, part in model.named_modules() if getattr(getattr(part, "weight", None), "quant_state", None) is not None}
+
+
+def quantised_experts(model: Any) -> dict[str, Any]:
+    """The routed experts that are held in 4 bits (`quantised_experts.QuantisedExperts`), by the name of their module."""
+    return {name: part for name, part in model.named_modules() if type(part).__name__ == "QuantisedExperts"}
 
 
 def _in_8_bits(model: Any) -> dict[str, torch.Tensor]:

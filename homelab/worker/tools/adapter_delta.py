@@ -11,7 +11,7 @@ import torch
 
 from homelab.shared.law import usable
 from homelab.worker.errors import WorkerError
-from homelab.worker.model import adapted
+from homelab.worker.model import adapted, weight_digests
 
 _NAME = "default"
 
@@ -22,7 +22,7 @@ class WeightChange:
 
     `a` and `b` in fp32, as PEFT has them: [r, in] and [out, r]; of embeddings [r, rows] and [width, r]; of E experts [E r, in] and [out, r E].
     None where nothing was trained. `is_transposed`: the weight is [in, out] (of experts [E, in, out]). `held`: its quantised weight with its
-    scales; None where it is not quantised.
+    scales, of experts their module; None where it is not quantised.
     """
 
     module: str
@@ -36,8 +36,8 @@ class WeightChange:
 
     def put_into(self, weight: torch.Tensor, *, dequantised: bool) -> None:
         """Add to `weight` (or to what the quantised one stands for), in fp32, rounded once to its own dtype. Of experts one after the other."""
-        if self.kind == usable.EXPERTS and self.a is not None and self.b is not None:
-            self._into_experts(weight)
+        if self.kind == usable.EXPERTS:
+            self._into_experts(weight, dequantised=dequantised)
             return
         base = self._dequantised() if dequantised and self.held is not None else weight.float()
         if self.a is not None and self.b is not None:
@@ -45,13 +45,15 @@ class WeightChange:
             base = base + (delta.T if self.is_transposed else delta)
         weight.copy_(base)
 
-    def _into_experts(self, weight: torch.Tensor) -> None:
-        assert self.a is not None and self.b is not None
+    def _into_experts(self, weight: torch.Tensor, *, dequantised: bool) -> None:
         count = weight.shape[0]
-        a, b = self.a.reshape(count, -1, self.a.shape[1]), self.b.reshape(self.b.shape[0], -1, count)
         for number in range(count):
-            delta = (b[:, :, number] @ a[number]) * self.scale
-            weight[number].copy_(weight[number].float() + (delta.T if self.is_transposed else delta))
+            base = self.held.matrix(self.parameter, number).float() if dequantised and self.held is not None else weight[number].float()
+            if self.a is not None and self.b is not None:
+                a, b = self.a.reshape(count, -1, self.a.shape[1]), self.b.reshape(self.b.shape[0], -1, count)
+                delta = (b[:, :, number] @ a[number]) * self.scale
+                base = base + (delta.T if self.is_transposed else delta)
+            weight[number].copy_(base)
 
     def _dequantised(self) -> torch.Tensor:
         from bitsandbytes.functional import dequantize_4bit
@@ -89,6 +91,13 @@ def changes(model: Any) -> tuple[WeightChange, ...]:
         plain = name.removesuffix(".base_layer")
         if _held(part) is not None and plain not in trained and not hasattr(part, "get_base_layer"):
             found.append(WeightChange(plain, "weight", usable.LINEAR, None, None, 0.0, False, _held(part)))
+    trained_experts = {(change.module, change.parameter) for change in found}
+    for name, experts in weight_digests.quantised_experts(adapted.base_of(model)).items():
+        plain = re.sub(r"(\.base_layer)+$", "", name)
+        found += [
+            WeightChange(plain, matrix, usable.EXPERTS, None, None, 0.0, False, experts)
+            for matrix in experts.shapes if (plain, matrix) not in trained_experts
+        ]  # fmt: skip
     return tuple(found)
 
 

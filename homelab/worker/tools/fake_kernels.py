@@ -10,10 +10,8 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from homelab.shared.protocol.quantisation import INT8, NF4
+from homelab.shared.protocol.quantisation import INT8, NF4, NF4_BLOCK, NF4_DOUBLE_BLOCK
 from homelab.worker.errors import WorkerError
-
-_BLOCK, _DOUBLE_BLOCK = 64, 256  # NF4: one 8-bit scale per 64 weights, one fp32 scale per 256 of those
 
 
 class FakeStep:
@@ -50,7 +48,7 @@ class FakeStep:
 
 def quantise(model: Any, dtype: Any, how: str) -> None:
     """In place of every linear layer but the head one that occupies what a quantised one does, and dequantises its matrix for each product.
-    The class is bitsandbytes' own, so that PEFT treats it as such."""
+    The class is bitsandbytes' own, so that PEFT treats it as such. Of routed experts in 4 bits the real module, without values."""
     import torch
 
     if importlib.util.find_spec("bitsandbytes") is None:
@@ -61,6 +59,10 @@ def quantise(model: Any, dtype: Any, how: str) -> None:
         for name, child in list(parent.named_children()):
             if type(child) is torch.nn.Linear and child is not model.get_output_embeddings():
                 setattr(parent, name, make(child))
+    if how == NF4:
+        from homelab.worker.model import experts_loading
+
+        experts_loading.install(model)
     model.is_loaded_in_8bit, model.is_loaded_in_4bit = how == INT8, how == NF4
     model.config._is_quantized = True  # as transformers' load does; Jamba and Falcon Mamba then leave a product to their layer
 
@@ -92,7 +94,7 @@ def _four_bit(dtype: Any) -> Callable[[Any], Any]:
             elements = self.in_features * self.out_features
             self.weight = torch.nn.Parameter(torch.empty((-(-elements // 2), 1), dtype=torch.uint8), requires_grad=False)
             self.weight.compress_statistics, self.weight.quant_type = True, "nf4"
-            self.weight.quant_state = _Scales(-(-elements // _BLOCK))
+            self.weight.quant_state = _Scales(-(-elements // NF4_BLOCK))
             self.compute_dtype = dtype
             self.quant_state = self.weight.quant_state
 
@@ -111,7 +113,7 @@ class _Scales:
         import torch
 
         self.absmax = torch.empty(blocks, dtype=torch.uint8 if nested else torch.float32)
-        self.state2 = _Scales(-(-blocks // _DOUBLE_BLOCK), nested=False) if nested else None
+        self.state2 = _Scales(-(-blocks // NF4_DOUBLE_BLOCK), nested=False) if nested else None
 
     def materialise(self) -> None:
         import torch
@@ -129,16 +131,16 @@ def _product() -> Any:
         @staticmethod
         def forward(ctx: Any, inputs: Any, scales: Any, shape: tuple[int, int]) -> Any:
             ctx.scales, ctx.shape = scales, shape
-            return inputs @ _dequantised(scales, shape, inputs.dtype).t()
+            return inputs @ dequantised(scales, shape, inputs.dtype).t()
 
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:
-            return gradient @ _dequantised(ctx.scales, ctx.shape, gradient.dtype), None, None
+            return gradient @ dequantised(ctx.scales, ctx.shape, gradient.dtype), None, None
 
     return Product.apply
 
 
-def _dequantised(scales: Any, shape: tuple[int, int], dtype: Any) -> Any:
+def dequantised(scales: Any, shape: tuple[int, int], dtype: Any) -> Any:
     """The matrix, and beside it for a moment its scales in fp32 (bitsandbytes, functional.py dequantize_4bit)."""
     import torch
 
@@ -167,52 +169,6 @@ def no_mask() -> Iterator[None]:
         yield
     finally:
         masking_utils.find_packed_sequence_indices = original
-
-
-@contextlib.contextmanager
-def grouped_experts(device: str, precision: str) -> Iterator[None]:
-    """Let the experts of a layer be multiplied without torch's grouped product, which on tensors without values knows bf16 alone.
-
-    The stand-in makes the product of a forward pass, and in a backward pass the gradients that are asked for. Where transformers may take its own
-    product instead (integrations/moe.py: below torch 2.11, and on cards that compute no bf16), the weights' gradient is made for frozen experts,
-    too: a bound above what trains. The place is private; without it nothing is changed.
-    """
-    import torch
-    from transformers import integrations
-
-    moe: Any = getattr(integrations, "moe", None)
-    original = getattr(moe, "_grouped_mm", None)
-    if original is None:
-        yield
-        return
-    makes_all = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 11) or (device == "cuda" and precision != "bf16")
-    moe._grouped_mm = lambda input, weight, offs: _grouped_product().apply(input.to(weight.dtype), weight, makes_all)
-    try:
-        yield
-    finally:
-        moe._grouped_mm = original
-
-
-def _grouped_product() -> Any:
-    import torch
-
-    class Product(torch.autograd.Function):
-        """[rows, in] and [experts, in, out] -> [rows, out]; keeps of both what the other's gradient needs."""
-
-        @staticmethod
-        def forward(ctx: Any, inputs: Any, weights: Any, makes_all: bool) -> Any:
-            ctx.wanted = tuple(makes_all or asked for asked in ctx.needs_input_grad[:2])
-            ctx.like = inputs.shape, weights.shape
-            of_inputs, of_weights = ctx.wanted
-            ctx.save_for_backward(weights if of_inputs else None, inputs if of_weights else None)
-            return inputs.new_empty((inputs.shape[0], weights.shape[2]))
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Any) -> Any:
-            made = [gradient.new_empty(shape) if wanted else None for shape, wanted in zip(ctx.like, ctx.wanted, strict=True)]
-            return *(of if asked else None for of, asked in zip(made, ctx.needs_input_grad, strict=False)), None
-
-    return Product
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ from homelab.shared.protocol import quantisation
 from homelab.shared.recipe import Method
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime.recipe import section
-from homelab.worker.tools import fake_kernels
+from homelab.worker.tools import fake_experts, fake_kernels
 
 _ROUNDING_BYTES = 512  # CUDA's allocator (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)
 
@@ -59,7 +59,7 @@ def dry_run(config: dict[str, Any], method: dict[str, Any], train: dict[str, Any
     with (
         FakeTensorMode(allow_non_fake_inputs=True),
         gpu,
-        fake_kernels.grouped_experts(device, precision),
+        fake_experts.experts(device, precision),
         contextlib.nullcontext() if situation.masked else fake_kernels.no_mask(),
     ):
         materialise(model)

@@ -141,15 +141,8 @@ def test_within_two_percent_of_the_real_step(folder: Path, monkeypatch: pytest.M
 
 
 # (method, precision, rows)
-MIXTURES = [("lora", "bf16", 1)]
-MORE_MIXTURES = [
-    ("full", "fp32", 1),
-    ("full", "bf16", 3),
-    ("qlora", "fp32", 3),
-    ("lora", "fp32", 3),
-    ("lora 8bit", "bf16", 3),
-    ("qlora", "bf16", 1),
-]
+MIXTURES = [("lora", "bf16", 1), ("qlora", "bf16", 1)]
+MORE_MIXTURES = [("full", "fp32", 1), ("full", "bf16", 3), ("qlora", "fp32", 3), ("lora", "fp32", 3), ("lora 8bit", "bf16", 3)]
 
 
 @pytest.mark.timeout(180)
@@ -171,12 +164,11 @@ def test_the_step_of_a_mixture_of_experts_is_that_of_the_real_one(tmp_path: Path
     assert dry["peak_bytes"] == pytest.approx(real.peak_bytes, rel=0.02), (dry, real.items)
 
 
-@pytest.mark.parametrize("kind", ["lora", "qlora"])
-def test_a_card_without_bf16_makes_the_gradient_of_frozen_experts_too(kind: str) -> None:
+def test_a_card_without_bf16_makes_the_gradient_of_frozen_experts_too() -> None:
     small = {**MIXTURE, "vocab_size": 64, "num_hidden_layers": 1}
     # one matrix of all experts of the layer, 16 bits an element
     experts_bytes = 4 * CONFIG["hidden_size"] * 2 * CONFIG["intermediate_size"] * 2
-    newer, older = (memory_dry_run.dry_run(small, method(kind), train(8, False, True), Situation("cuda", precision, micro_batch=1, masked=False))
+    newer, older = (memory_dry_run.dry_run(small, method("lora"), train(8, False, True), Situation("cuda", precision, micro_batch=1, masked=False))
                     for precision in ("bf16", "fp16"))  # fmt: skip
 
     assert older["peak_bytes"] - newer["peak_bytes"] == pytest.approx(experts_bytes, rel=0.1)

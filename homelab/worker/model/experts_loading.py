@@ -1,0 +1,79 @@
+"""Loading a base in NF4 with its routed experts: layer by layer, so that the 16-bit experts of a model never lie in memory together.
+
+transformers reads what a tensor of the model is made of just before it is quantised (core_model_loading.py), and asks its quantiser which tensors
+these are. Its own one for bitsandbytes knows linear layers alone; here it learns the experts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from transformers.integrations.bitsandbytes import Bnb4bitQuantize
+from transformers.quantizers import auto
+from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
+from transformers.quantizers.quantizers_utils import get_module_from_name, should_convert_module
+
+from homelab.worker.model import adapter_targets
+from homelab.worker.model.quantised_experts import MATRICES, QuantisedExperts, fits, is_fused
+
+_NAME = "bitsandbytes_4bit"  # in transformers' table of quantisers
+
+
+@contextlib.contextmanager
+def quantising() -> Iterator[None]:
+    """While this lasts, transformers holds routed experts in 4 bits where it quantises to 4 bits, and reads a base that was saved so."""
+    before = auto.AUTO_QUANTIZER_MAPPING[_NAME]
+    auto.AUTO_QUANTIZER_MAPPING[_NAME] = _Quantiser
+    try:
+        yield
+    finally:
+        auto.AUTO_QUANTIZER_MAPPING[_NAME] = before
+
+
+def install(model: Any, skipped: list[str] | None = None, *, awaits: bool = False) -> None:
+    """Put `QuantisedExperts` in the place of all modules where they fit; `awaits` as there. `skipped`: transformers' names of modules that stay as they are."""
+    for name, part in list(model.named_modules()):
+        if fits(part) and should_convert_module(name, skipped):
+            model.set_submodule(name, QuantisedExperts(part, awaits=awaits))
+
+
+def unquantised(model: Any) -> tuple[str, int, int]:
+    """(their classes, in how many places, bytes) of routed experts that a loaded model has in 16 or 32 bits."""
+    classes, count, size = set(), 0, 0
+    for name, part in model.named_modules():
+        weights = [weight for weight in part.parameters(recurse=False) if weight.is_floating_point() and weight.dim() > 1]
+        if weights and (is_fused(part) or adapter_targets.is_of_routed_expert(name)):
+            classes.add(type(part).__name__)
+            count, size = count + 1, size + sum(weight.nbytes for weight in weights)
+    return ", ".join(sorted(classes)), count, size
+
+
+class _Quantiser(Bnb4BitHfQuantizer):
+    def _process_model_before_weight_loading(self, model: Any, device_map: Any, **kwargs: Any) -> None:
+        super()._process_model_before_weight_loading(model, device_map, **kwargs)
+        install(model, self.modules_to_not_convert, awaits=not self.pre_quantized)
+
+    def param_needs_quantization(self, model: Any, param_name: str, **kwargs: Any) -> bool:
+        module, name = get_module_from_name(model, param_name)
+        return (isinstance(module, QuantisedExperts) and name in MATRICES) or super().param_needs_quantization(model, param_name, **kwargs)
+
+    def get_quantize_ops(self) -> Any:
+        return _Quantise(self)
+
+
+class _Quantise(Bnb4bitQuantize):
+    """Of what was read just now: matrices of experts go into their module, all others are left to transformers."""
+
+    def convert(self, input_dict: dict[str, Any], model: Any = None, missing_keys: set[str] | None = None, **kwargs: Any) -> dict[str, Any]:
+        others = {}
+        for full_name, value in input_dict.items():
+            module, name = get_module_from_name(model, full_name)
+            if isinstance(module, QuantisedExperts):
+                module.hold(name, value[0] if isinstance(value, list) else value)
+                if missing_keys is not None:
+                    missing_keys.discard(full_name)
+            else:
+                others[full_name] = value
+        return super().convert(others, model=model, missing_keys=missing_keys, **kwargs) if others else {}

@@ -1,0 +1,184 @@
+"""The routed experts of a layer, held in 4 bits (NF4). It takes the place of transformers' own module, which holds them in 16 bits.
+
+transformers keeps the experts of a layer in two tensors, `gate_up_proj` [experts, 2 x inner, hidden] and `down_proj` [experts, hidden, inner].
+bitsandbytes quantises linear layers alone, so that of Qwen3-30B-A3B 57 GB of 61 GB would stay as they are.
+
+Each matrix of each expert is quantised alone, in the settings of all other layers: an expert can be read without its neighbours. A pass
+dequantises the experts that its tokens chose, one after the other, in either direction, and keeps none of these matrices.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import bitsandbytes
+import torch
+from bitsandbytes.functional import QuantState
+
+from homelab.shared.protocol.quantisation import NF4, NF4_BLOCK, NF4_DOUBLE_BLOCK
+from homelab.worker.model import weight_digests
+
+MATRICES = ("gate_up_proj", "down_proj")
+_PARTS = ("codes", "scales", "double_scales", "offset")
+Product = Callable[[str, int, torch.Tensor], torch.Tensor]
+
+
+class QuantisedExperts(torch.nn.Module):
+    """Of a matrix `name` with n weights in each of E experts, b = ceil(n / 64): buffers `codes_name` [E, 32 b] uint8, `scales_name` [E, b] uint8,
+    `double_scales_name` [E, ceil(b / 256)] fp32 and `offset_name` [E] fp32, as bitsandbytes makes them (functional.py, quantize_4bit)."""
+
+    def __init__(self, experts: Any, *, awaits: bool = False) -> None:
+        """`experts`: transformers' module, for which `fits` is true; its weights are not read. The buffers are empty; with `awaits` there are none yet,
+        but parameters as transformers has them, each until `hold` gets its values."""
+        super().__init__()
+        self.num_experts: int = experts.num_experts
+        self.dtype: torch.dtype = experts.gate_up_proj.dtype
+        self.shapes = {name: tuple(getattr(experts, name).shape[1:]) for name in MATRICES}
+        self.sources: dict[str, str] = {}  # digests of what was quantised
+        self.class_name = type(experts).__name__
+        self._apply_gate = experts._apply_gate  # bound to transformers' module, which is no part of the model any more
+        for name in MATRICES:
+            weights = getattr(experts, name)
+            delattr(experts, name)
+            if awaits:
+                self.register_parameter(name, weights.requires_grad_(False))
+                continue
+            for part, (shape, dtype) in _sizes(self.num_experts, self.shapes[name]).items():
+                self.register_buffer(f"{part}_{name}", torch.empty(shape, dtype=dtype, device=weights.device))
+        self._is_hf_initialized = True  # transformers draws nothing for it
+
+    @torch.no_grad()
+    def hold(self, name: str, weights: torch.Tensor) -> None:
+        """Quantise `weights` [E, out, in], the matrices `name` of all experts, on their device."""
+        held = {
+            part: torch.zeros(shape, dtype=dtype, device=weights.device)
+            for part, (shape, dtype) in _sizes(self.num_experts, self.shapes[name]).items()
+        }
+        sources = {}
+        for number, matrix in enumerate(weights):
+            codes, state = bitsandbytes.functional.quantize_4bit(
+                matrix.contiguous(), blocksize=NF4_BLOCK, compress_statistics=True, quant_type=NF4
+            )
+            held["codes"][number, : codes.numel()] = codes.view(-1)
+            held["scales"][number], held["double_scales"][number], held["offset"][number] = state.absmax, state.state2.absmax, state.offset
+            sources[str(number)] = getattr(state, weight_digests.SOURCE, "")
+        self._parameters.pop(name, None)
+        for part, values in held.items():
+            self.register_buffer(f"{part}_{name}", values)
+        self.dtype = weights.dtype
+        if all(sources.values()):
+            self.sources[name] = weight_digests.joined(sources)
+
+    def matrix(self, name: str, expert: int) -> torch.Tensor:
+        """What the 4 bits of one expert's matrix stand for: [out, in] in the dtype of the weights that were quantised."""
+        codes, scales, double_scales, offset = (getattr(self, f"{part}_{name}")[expert] for part in _PARTS)
+        shape = self.shapes[name]
+        table, double_table = _tables(codes.device)
+        doubled = QuantState(absmax=double_scales, blocksize=NF4_DOUBLE_BLOCK, code=double_table, dtype=torch.float32)
+        state = QuantState(
+            absmax=scales, shape=torch.Size(shape), code=table, blocksize=NF4_BLOCK, quant_type=NF4, dtype=self.dtype, offset=offset,
+            state2=doubled,
+        )  # fmt: skip
+        packed = codes[: (shape[0] * shape[1] + 1) // 2]
+        return bitsandbytes.functional.dequantize_4bit(packed.view(-1, 1), state)
+
+    def product(self, name: str, expert: int, inputs: torch.Tensor) -> torch.Tensor:
+        """`inputs` [tokens, in] times one expert's matrix: [tokens, out], computed in the dtype of the weights, as a 4-bit layer of bitsandbytes does."""
+        result: torch.Tensor = _Product.apply(inputs.to(self.dtype), self, name, expert)
+        return result.to(inputs.dtype)
+
+    def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden], of the experts [tokens, k] that each token chose and their weights [tokens, k]."""
+        return routed(self, hidden_states, top_k_index, top_k_weights, self.product)
+
+
+class _Product(torch.autograd.Function):
+    """Keeps nothing of the input: the matrix is frozen. It is dequantised for either direction."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, experts: QuantisedExperts, name: str, expert: int) -> torch.Tensor:
+        ctx.of = experts, name, expert
+        return torch.nn.functional.linear(inputs, experts.matrix(name, expert))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        experts, name, expert = ctx.of
+        matrix = experts.matrix(name, expert)
+        return gradient.to(matrix.dtype) @ matrix, None, None, None
+
+
+def routed(
+    experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor, product: Product
+) -> torch.Tensor:
+    """[tokens, hidden]: what transformers' own "eager" experts compute, with any product of an expert's matrix.
+
+    Each token's experts are added in their order, in fp32, so its sum does not depend on the other tokens of the pass.
+    """
+    places = top_k_index.reshape(-1)
+    order = places.argsort(stable=True)  # by expert
+    tokens = order // top_k_index.shape[-1]
+    given, weights = hidden_states[tokens], top_k_weights.reshape(-1)[order].unsqueeze(-1)
+    total = torch.zeros(hidden_states.shape, dtype=torch.float32, device=hidden_states.device)
+    begin = 0
+    for expert, count in enumerate(counts(places, experts.num_experts)):
+        own = slice(begin, begin + count)
+        begin += count
+        if count:
+            inner = experts._apply_gate(product("gate_up_proj", expert, given[own]))
+            total.index_add_(0, tokens[own], (product("down_proj", expert, inner) * weights[own]).to(total.dtype))
+    return total.to(hidden_states.dtype)
+
+
+def counts(places: torch.Tensor, num_experts: int) -> list[int]:
+    """How many tokens each expert has, of the experts' numbers [tokens x k]. Without values, on the meta device, all have as many."""
+    if places.is_meta:
+        return even(places, num_experts)
+    found: list[int] = torch.bincount(places, minlength=num_experts)[:num_experts].tolist()
+    return found
+
+
+def even(places: torch.Tensor, num_experts: int) -> list[int]:
+    """As many tokens for each expert, as far as they can be divided."""
+    each, over = divmod(len(places), num_experts)
+    return [each + (number < over) for number in range(num_experts)]
+
+
+def fits(part: Any) -> bool:
+    """Whether this module is transformers' fused experts in the form that can be held in 4 bits: no biases, gate before up, outputs before inputs."""
+    return (
+        is_fused(part)
+        and {name for name, _ in part.named_parameters()} == {*MATRICES}
+        and not any(True for _ in part.buffers())
+        and hasattr(part, "_apply_gate")
+        and bool(getattr(part, "has_gate", False) and getattr(part, "is_concatenated", False))
+        and not any(getattr(part, key, True) for key in ("has_bias", "is_transposed", "has_post_expert_norm"))
+    )
+
+
+def is_fused(part: Any) -> bool:
+    """Whether this module has the matrices of several experts in tensors of its own, as they are read."""
+    return not isinstance(part, QuantisedExperts) and any(
+        weight.dim() == 3 and weight.is_floating_point() and hasattr(part, "num_experts")
+        for weight in part._parameters.values()
+        if weight is not None
+    )
+
+
+def _sizes(experts: int, shape: tuple[int, int]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and type of each buffer of matrices of this shape. An expert's codes fill whole blocks, so that each begins at a whole address."""
+    blocks = -(-shape[0] * shape[1] // NF4_BLOCK)
+    return {
+        "codes": ((experts, blocks * NF4_BLOCK // 2), torch.uint8),
+        "scales": ((experts, blocks), torch.uint8),
+        "double_scales": ((experts, -(-blocks // NF4_DOUBLE_BLOCK)), torch.float32),
+        "offset": ((experts,), torch.float32),
+    }
+
+
+@functools.lru_cache(maxsize=8)
+def _tables(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The values of the 16 codes, and of the 256 codes of a scale."""
+    functional = bitsandbytes.functional
+    return functional.get_4bit_type(NF4, device=device), functional.create_dynamic_map().to(device)

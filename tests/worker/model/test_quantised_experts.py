@@ -1,0 +1,317 @@
+"""Routed experts in 4 bits: what they hold, what they compute, how they are loaded and kept."""
+
+from __future__ import annotations
+
+import copy
+import math
+import shutil
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+bitsandbytes = pytest.importorskip("bitsandbytes")
+
+from homelab.shared.protocol import quantisation
+from homelab.worker.errors import WorkerError
+from homelab.worker.model import build, experts_loading, quantised_experts, weight_digests
+from homelab.worker.model.quantised_experts import MATRICES, QuantisedExperts
+from homelab.worker.tools import memory_dry_run
+from tests.worker import harness
+from tests.worker.model.test_adapter_targets import FAMILIES
+
+pytestmark = pytest.mark.timeout(120)
+
+# 36 x 11 weights are no whole number of blocks of 64, and 22 x 36 are neither.
+RAGGED = ("qwen3_moe", {**FAMILIES["qwen3_moe"][0], "hidden_size": 36, "moe_intermediate_size": 11})
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{kind: (kind, FAMILIES[kind][0]) for kind in ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "deepseek_v2", "deepseek_v3", "glm4_moe", "ernie4_5_moe",
+       "hunyuan_v1_moe", "granitemoe", "granitemoeshared", "phimoe", "qwen3_next", "jamba")},
+    "ragged": RAGGED,
+}  # fmt: skip
+STAYING = ("gpt_oss", "llama4_text")
+TOKENS = torch.arange(1, 30).unsqueeze(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def plain(kind: str, folder: Path, **changes: Any) -> Any:
+    """A tiny model of this kind with random weights; its files are in `folder`."""
+    name, config = KINDS.get(kind) or (kind, FAMILIES[kind][0])
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(name, **{**config, **changes}), dtype=torch.float32
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(folder)
+    model.set_experts_implementation("eager")
+    return model
+
+
+def in_4_bits(folder: Path, dtype: Any = torch.float32) -> Any:
+    with weight_digests.noting_sources():
+        return build.load_base(str(folder), None, quantisation.NF4, dtype, None, "here")
+
+
+def eager(model: Any, held: Any) -> Any:
+    """`model`, transformers' own with its "eager" experts, with what the 4 bits of `held` stand for."""
+    modules = dict(model.named_modules())
+    with torch.no_grad():
+        for name, experts in weight_digests.quantised_experts(held).items():
+            for matrix in MATRICES:
+                getattr(modules[name], matrix).copy_(torch.stack([experts.matrix(matrix, number) for number in range(experts.num_experts)]))
+        for name, layer in weight_digests.quantised(held).items():
+            modules[name].weight.copy_(bitsandbytes.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state))
+    return model.eval()
+
+
+def answer(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits, and the gradient of their sum of squares at the embeddings."""
+    given = model.get_input_embeddings()(TOKENS).detach().requires_grad_()
+    logits = model.eval()(inputs_embeds=given, use_cache=False).logits
+    logits.square().sum().backward()
+    return logits.detach(), given.grad
+
+
+def apart(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).abs().max() / other.abs().max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_experts_of_every_family_are_held_in_4_bits_and_compute_what_these_stand_for(kind: str, tmp_path: Path) -> None:
+    original = plain(kind, tmp_path)
+    fused = {name for name, part in original.named_modules() if quantised_experts.is_fused(part)}
+    held = in_4_bits(tmp_path)
+    found = weight_digests.quantised_experts(held)
+    assert set(found) == fused != set() and experts_loading.unquantised(held) == ("", 0, 0)
+    for experts in found.values():
+        assert not list(experts.parameters())
+        assert {buffer.dtype for name, buffer in experts.named_buffers() if name.startswith(("codes", "scales"))} == {torch.uint8}
+        size = sum(buffer.nbytes for buffer in experts.buffers())
+        assert size == sum(experts.num_experts * expert_bytes(*experts.shapes[matrix]) for matrix in MATRICES)
+
+    (logits, gradient), (wanted, wanted_gradient) = answer(held), answer(eager(copy.deepcopy(original), held))
+
+    assert apart(logits, wanted) <= 1e-6 and apart(gradient, wanted_gradient) <= 1e-6
+    assert apart(wanted, answer(original)[0]) > 1e-3, "4 bits are not the weights themselves"
+
+
+def expert_bytes(rows: int, columns: int) -> int:
+    blocks = math.ceil(rows * columns / 64)
+    return 32 * blocks + blocks + 4 * math.ceil(blocks / 256) + 4
+
+
+@pytest.mark.parametrize("fault", ["a token is dropped", "an expert is another"])
+def test_the_comparison_sees_a_fault(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = plain("qwen3_moe", tmp_path)
+    held = in_4_bits(tmp_path)
+    own = quantised_experts.routed
+
+    def wrong(experts: Any, hidden: Any, index: Any, weights: Any, product: Any) -> Any:
+        if fault == "a token is dropped":  # as a layer with a capacity does
+            weights = weights * (torch.arange(len(weights)) != 7).unsqueeze(-1)
+        else:
+            index = torch.where(torch.arange(len(index)).unsqueeze(-1) == 7, (index + 1) % experts.num_experts, index)
+        return own(experts, hidden, index, weights, product)
+
+    monkeypatch.setattr(quantised_experts, "routed", wrong)
+    (logits, gradient), (wanted, wanted_gradient) = answer(held), answer(eager(original, held))
+    assert apart(logits, wanted) > 1e-4 and apart(gradient, wanted_gradient) > 1e-4
+
+
+def test_a_formula_of_bytes_for_weights_of_a_real_size() -> None:
+    """Qwen3-30B-A3B: 0.516 bytes a weight."""
+    weights = 2 * 768 * 2048
+    assert expert_bytes(2 * 768, 2048) == pytest.approx(quantisation.matrix_bytes(quantisation.NF4, 2 * 768, 2048), rel=1e-5)
+    assert expert_bytes(2 * 768, 2048) / weights == pytest.approx(0.516, abs=1e-3)
+
+
+def test_an_expert_is_quantised_as_a_layer_of_its_own(tmp_path: Path) -> None:
+    """So it can be read alone: with its layer's others, its scales would be other ones."""
+    original = plain("mixtral", tmp_path)
+    experts = in_4_bits(tmp_path).model.layers[1].mlp.experts
+    for number in range(4):
+        weights = original.model.layers[1].mlp.experts.down_proj[number].detach()
+        codes, state = bitsandbytes.functional.quantize_4bit(weights, blocksize=64, compress_statistics=True, quant_type="nf4")
+        assert torch.equal(experts.matrix("down_proj", number), bitsandbytes.functional.dequantize_4bit(codes, state))
+    whole = original.model.layers[1].mlp.experts.down_proj.detach()
+    codes, state = bitsandbytes.functional.quantize_4bit(whole, blocksize=64, compress_statistics=True, quant_type="nf4")
+    assert not torch.equal(experts.matrix("down_proj", 1), bitsandbytes.functional.dequantize_4bit(codes, state)[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_16_bit_matrix_outlives_its_product(dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain("qwen3_moe", tmp_path)
+    held = in_4_bits(tmp_path, dtype)
+    made: list[Any] = []
+    alive: list[int] = []
+    own = QuantisedExperts.matrix
+
+    def watched(self: Any, name: str, expert: int) -> torch.Tensor:
+        alive.append(sum(reference() is not None for reference in made))
+        matrix = own(self, name, expert)
+        made.append(weakref.ref(matrix))
+        assert matrix.dtype == dtype
+        return matrix
+
+    monkeypatch.setattr(QuantisedExperts, "matrix", watched)
+    given = held.get_input_embeddings()(TOKENS).detach().requires_grad_()
+    loss = held(inputs_embeds=given, use_cache=False).logits.float().square().sum()
+    forward = len(made)
+    loss.backward()
+    assert forward >= 2 * 2 and len(made) == 2 * forward, "once in either direction"
+    assert set(alive) == {0}
+
+
+def test_they_are_made_layer_by_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The 16-bit experts of two layers never lie in memory together."""
+    from transformers import core_model_loading
+
+    plain("qwen3_moe", tmp_path, num_hidden_layers=6, moe_intermediate_size=24)
+    read: list[Any] = []
+    most = 0
+    materialise, hold = core_model_loading._materialize_copy, QuantisedExperts.hold
+
+    def watched(tensor: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        made = materialise(tensor, *args, **kwargs)
+        if made.shape in ((24, 32), (32, 24)):  # a matrix of one expert, as the files have it
+            read.append(weakref.ref(made))
+        return made
+
+    def held(self: Any, name: str, weights: torch.Tensor) -> None:
+        nonlocal most
+        most = max(most, sum(reference() is not None for reference in read))
+        hold(self, name, weights)
+
+    monkeypatch.setattr(core_model_loading, "_materialize_copy", watched)
+    monkeypatch.setattr(QuantisedExperts, "hold", held)
+    in_4_bits(tmp_path)
+    assert len(read) == 6 * 4 * 3, "six layers of four experts with three matrices"
+    assert most <= 4 * 2, "no more than one layer's gate and up"
+
+
+@pytest.mark.parametrize("kind", STAYING)
+def test_a_form_that_stays_in_16_bits_is_named_with_its_size(kind: str, tmp_path: Path) -> None:
+    plain(kind, tmp_path / "base")
+    said: list[str] = []
+    task = harness.task_of(tmp_path / "runs" / "one", plan={"precision": "bf16"}, model__name=str(tmp_path / "base"), method__kind="qlora")
+    held = build._load_base(task, str(tmp_path / "base"), said.append)
+    classes, layers, size = experts_loading.unquantised(held)
+    assert layers and size == sum(
+        weight.nbytes
+        for name, weight in held.named_parameters()
+        if ".experts." in name and weight.dtype == torch.bfloat16 and weight.dim() > 1
+    )
+    assert sum(f"the routed experts of {layers} layers stay in bf16" in line and classes in line for line in said) == 1, said
+
+
+def test_files_that_others_quantised_are_read_as_they_are(tmp_path: Path) -> None:
+    """transformers alone leaves the experts in 16 bits, and so do its files."""
+    plain("qwen3_moe", tmp_path / "base")
+    settings = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base", quantization_config=settings, device_map={"": "cpu"})
+    theirs.save_pretrained(tmp_path / "stored")
+    for part in theirs.modules():
+        part.support_avx512bf16_for_cpu = False
+    said: list[str] = []
+    task = harness.task_of(tmp_path / "runs" / "one", model__name=str(tmp_path / "stored"), method__kind="qlora")
+    held = build._load_base(task, str(tmp_path / "stored"), said.append)
+    assert not weight_digests.quantised_experts(held) and any("stay in fp32" in line for line in said)
+    with torch.no_grad():
+        assert apart(held(input_ids=TOKENS).logits, theirs(input_ids=TOKENS).logits) <= 1e-6
+
+
+def test_files_without_an_experts_weights_are_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    plain("qwen3_moe", tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file({name: tensor for name, tensor in load_file(file).items() if "layers.1.mlp.experts" not in name or "down_proj" not in name}, file,
+              metadata={"format": "pt"})  # fmt: skip
+    with pytest.raises(WorkerError, match=r"lack.*down_proj"):
+        in_4_bits(tmp_path)
+
+
+def test_digests_know_what_was_quantised_and_what_is_held(tmp_path: Path) -> None:
+    plain("qwen3_moe", tmp_path / "base")
+    one, other = in_4_bits(tmp_path / "base"), in_4_bits(tmp_path / "base")
+    assert weight_digests.base(one) == weight_digests.base(other) and all(weight_digests.sources(one).values())
+    read, held = weight_digests.base(one)
+    part = one.model.layers[1].mlp.experts
+    part.codes_down_proj[3, 5] ^= 1
+    assert weight_digests.base(one)[0] == read and weight_digests.base(one)[1] != held, "as another card rounds"
+    part.codes_down_proj[3, 5] ^= 1
+    part.offset_gate_up_proj[2] += 1
+    assert weight_digests.base(one)[0] == read and weight_digests.base(one)[1] != held
+    original = plain("qwen3_moe", tmp_path / "base")
+    with torch.no_grad():
+        original.model.layers[0].mlp.experts.down_proj[1, 0, 0] += 1e-6
+    original.save_pretrained(tmp_path / "other")
+    assert weight_digests.base(in_4_bits(tmp_path / "other"))[0] != read, "another model, whatever its 4 bits are"
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "deepseek_v3", "ragged", "qwen3_next"])
+@pytest.mark.parametrize("damage", ["", "bit", "cut"])
+def test_the_kept_base_gives_the_same_bits_and_a_damaged_one_is_made_anew(kind: str, damage: str, tmp_path: Path) -> None:
+    plain(kind, tmp_path / "base")
+    said: list[str] = []
+    task = harness.task_of(tmp_path / "work" / "runs" / "one", model__name=str(tmp_path / "base"), method__kind="qlora")
+
+    def load() -> Any:
+        said.clear()
+        with weight_digests.noting_sources():
+            return build._load_base(task, str(tmp_path / "base"), said.append)
+
+    first = load()
+    assert "stored for the next start" in said[0]
+    (kept,) = (tmp_path / "work" / "bases").iterdir()
+    if damage:
+        file = kept / "model.safetensors"
+        content = bytearray(file.read_bytes())
+        if damage == "cut":
+            content = content[: len(content) // 2]
+        else:
+            place = content.index(bytes(first.model.layers[1].mlp.experts.codes_down_proj[0].tolist()))
+            content[place] ^= 4
+        file.write_bytes(content)
+    again = load()
+    assert ("damaged" in said[0] and "stored for the next start" in said[1]) if damage else (len(said) == 1 and "read from" in said[0])
+    assert weight_digests.base(first) == weight_digests.base(again) and weight_digests.sources(first) == weight_digests.sources(again)
+    assert set(weight_digests.quantised_experts(again)) == set(weight_digests.quantised_experts(first)) != set()
+    with torch.no_grad():
+        assert torch.equal(first.eval()(input_ids=TOKENS).logits, again.eval()(input_ids=TOKENS).logits)
+    shutil.rmtree(tmp_path / "work")
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "olmoe", "deepseek_v3"])
+def test_the_dry_run_holds_what_the_real_base_holds(kind: str, tmp_path: Path) -> None:
+    original = plain(kind, tmp_path)
+    held = in_4_bits(tmp_path, torch.bfloat16)
+    really = sum(each.nbytes for part in held.modules() for each in stored(part))
+    method = {"kind": "qlora", "base": "auto", "rank": 2, "alpha": 4, "dropout": 0.0, "targets": "all-linear", "backend": "auto"}
+    train = {"seq_len": 8, "gradient_checkpointing": False, "fused_loss": False, "optimizer": "adamw", "seed": 1}
+    situation = memory_dry_run.Situation("cpu", "bf16", micro_batch=1, masked=False)
+    dry = memory_dry_run.dry_run(original.config.to_dict(), method, train, situation)
+    assert dry["items"]["base weights"] == pytest.approx(really, rel=0.05)
+
+
+def stored(part: Any) -> Iterator[torch.Tensor]:
+    """The tensors of one module, with the scales of a 4-bit layer."""
+    for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
+        yield tensor
+        state = getattr(tensor, "quant_state", None)
+        if state is not None:
+            yield from (state.absmax, state.state2.absmax)
