@@ -46,7 +46,7 @@ class Method:
     alpha: Annotated[float, Above(0)] = 32
     dropout: Annotated[float, AtLeast(0), Below(1)] = 0.0
     model_dropout: bool = False
-    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    targets: Literal["all-linear", "all-linear+experts"] | tuple[str, ...] = "all-linear"
     backend: Literal["auto", "transformers", "unsloth"] = "auto"
 
     @property
@@ -64,6 +64,10 @@ class Method:
             )
         if self.backend == "unsloth" and self.kind == "full":
             raise ValueError('`backend` = "unsloth" trains adapters: `kind` = "lora" or "qlora", or leave `backend` out')
+        if self.backend == "unsloth" and self.targets == "all-linear+experts":
+            raise ValueError(
+                '`targets` = "all-linear+experts" is not for Unsloth, which trains no adapters on routed experts: `backend` = "transformers"'
+            )
         ends = [target for target in self.targets if target.rsplit(".", 1)[-1] in ENDS] if isinstance(self.targets, tuple) else []
         if self.backend == "unsloth" and ends:
             raise ValueError(

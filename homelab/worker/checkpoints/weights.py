@@ -64,12 +64,14 @@ def load_adapter(model: Any, folder: Path) -> Any:
     PEFT's own loading renames them by transformers' tables for the base, and leaves out without a word what it then does not find (peft 0.21:
     the shared experts of Laguna). Raises WorkerError when names or shapes differ.
     """
-    from peft import PeftConfig, get_peft_model
+    from peft import PeftConfig
+
+    from homelab.worker.model import experts_adapter
 
     config = PeftConfig.from_pretrained(str(folder))
     config.inference_mode = False
     with adapter_targets.as_written():
-        adapted = get_peft_model(model, config)
+        adapted = experts_adapter.put_on(model, config)
     fill({adapter_name(name): weight for name, weight in trained(adapted).items()}, folder / "adapter_model.safetensors")
     return adapted
 

@@ -1,5 +1,7 @@
 """What `targets = "all-linear"` means: attention, shared experts and dense MLPs, in every family. Never the head, a routed expert or a router.
 
+`targets = "all-linear+experts"` means the routed experts, too, and never a router.
+
 PEFT alone means every nn.Linear. Where a family keeps its experts in fused tensors it means these too in the families that it knows, with a
 router that learns, and not in others: the same recipe would train 13 million weights in one model and 997 million in its neighbour.
 """
@@ -16,8 +18,9 @@ import torch
 
 from homelab.shared.law.stage import EXPERT_COUNTS, has_experts
 from homelab.worker.errors import WorkerError
+from homelab.worker.model import fused_experts
 
-ALL_LINEAR = "all-linear"
+ALL_LINEAR, WITH_EXPERTS = "all-linear", "all-linear+experts"
 _ROUTED = re.compile(r"^(local_|routed_)?experts$")
 _ROUTER = re.compile(r"^(router|gate|\w*router|\w*expert_gate|switch)$")
 # State-space models multiply by these weights past the module, so that an adapter on it would not be computed: `out_proj` in fast kernels (peft
@@ -28,12 +31,33 @@ _PAST_THE_MODULE = {
 }  # fmt: skip
 
 
-def resolved(model: Any, targets: str | tuple[str, ...] | list[str]) -> str | list[str]:
-    """The targets as PEFT is told them: the recipe's own, or for "all-linear" the modules where PEFT means others. Raises WorkerError where no module is left."""
-    if targets != ALL_LINEAR:
-        return targets if isinstance(targets, str) else list(targets)
+def resolved(model: Any, targets: str | tuple[str, ...] | list[str]) -> tuple[str | list[str], list[str] | None]:
+    """The targets as PEFT is told them, modules and parameters: the recipe's own, or those that its word stands for where PEFT means others. Raises
+    WorkerError where nothing is left."""
+    if not isinstance(targets, str):
+        return list(targets), None
     chosen = all_linear(model)
-    return ALL_LINEAR if len(chosen) == len(linear_modules(model)) and not _blocks(model) and not _is_mixture(model) else chosen
+    if targets == WITH_EXPERTS:
+        return chosen, expert_matrices(model)
+    is_plain = len(chosen) == len(linear_modules(model)) and not _blocks(model) and not _is_mixture(model)
+    return ALL_LINEAR if is_plain else chosen, None
+
+
+def expert_matrices(model: Any) -> list[str]:
+    """The names of the matrices of all routed experts. Raises WorkerError for a model without experts, and where homelab cannot train adapters on them."""
+    fused = {name: part for name, part in model.named_modules() if fused_experts.is_fused(part) or fused_experts.can_be_held(part)}
+    other = sorted({type(part).__name__ for part in fused.values() if not fused_experts.can_be_held(part)})
+    if other or not fused:
+        why = (
+            f"the experts of {', '.join(other)} are in a form that homelab does not train"
+            if other
+            else "this model has no routed experts in one tensor"
+        )
+        raise WorkerError(
+            f'targets = "{WITH_EXPERTS}" finds no experts in {type(model).__name__}: {why}',
+            where="[method] targets in the recipe", hint=f'edit the recipe: targets = "{ALL_LINEAR}"', needs_launch=True,
+        )  # fmt: skip
+    return [f"{name}.{matrix}" for name in fused for matrix in fused_experts.MATRICES]
 
 
 def all_linear(model: Any) -> list[str]:

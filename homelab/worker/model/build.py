@@ -31,6 +31,7 @@ from homelab.worker.model.pretrained import DTYPES, WHOLE, LoadedPart, from_pret
 from homelab.worker.runtime.task import Task
 
 Note = Callable[[str], None]
+_MANY_TIMES = 10  # as many weights as adapters beside the experts have: then a note says so
 
 
 def refuse_unfit(task: Task, path: str) -> None:
@@ -99,8 +100,16 @@ def _told(model: Any, task: Task, note: Note) -> Any:
         raise WorkerError("nothing is trainable", where="[method]", hint='set [method] targets = "all-linear"', needs_launch=True)
     base = ", 8-bit base" if method.quantisation == INT8 else ""
     note(f"method: {method.kind}{base}, {trainable} trainable parameters")
-    for line in adapted_parts.notes(model) if method.kind != "full" else ():
-        note(line)
+    if method.kind != "full":
+        from homelab.worker.model import experts_adapter
+
+        others = trainable - experts_adapter.weights(model)
+        if trainable > _MANY_TIMES * others:
+            note(
+                f'method: these are {trainable / max(others, 1):.0f} times as many as targets = "{adapter_targets.ALL_LINEAR}" trains ({others})'
+            )
+        for line in adapted_parts.notes(model):
+            note(line)
     return model
 
 
@@ -245,23 +254,27 @@ def add_adapters(model: Any, method: Method, seed: int) -> Any:
     Not `prepare_model_for_kbit_training`: it casts embeddings, head and norms to fp32 (2.1 GB more at 8B). Freezing is PEFT's own
     work, and non-reentrant checkpointing needs no gradient at the inputs.
     """
-    from peft import LoraConfig, get_peft_model
+    from peft import LoraConfig
+
+    from homelab.worker.model import experts_adapter
 
     linear = adapter_targets.linear_modules(model)
     outside = inspection.outside_language(model)
+    modules, parameters = adapter_targets.resolved(model, method.targets)
     config = LoraConfig(
         r=method.rank,
         lora_alpha=method.alpha,
         lora_dropout=method.dropout,
-        target_modules=adapter_targets.resolved(model, method.targets),
+        target_modules=modules,
+        target_parameters=parameters,
         exclude_modules=rf"({'|'.join(map(re.escape, outside))})(\..*)?" if outside else None,
         bias="none",
         task_type="CAUSAL_LM",
     )
-    own_names = adapter_targets.as_written() if method.targets == adapter_targets.ALL_LINEAR else contextlib.nullcontext()
+    own_names = adapter_targets.as_written() if isinstance(method.targets, str) else contextlib.nullcontext()
     try:
         with own_names:
-            adapted = get_peft_model(model, config)
+            adapted = experts_adapter.put_on(model, config)
     except ValueError as error:
         raise adapter_targets.unfit(error, linear, method.dropout) from error
     for parameter in adapted.parameters():

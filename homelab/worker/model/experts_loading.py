@@ -16,7 +16,8 @@ from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name, should_convert_module
 
 from homelab.worker.model import adapter_targets
-from homelab.worker.model.quantised_experts import MATRICES, QuantisedExperts, fits, is_fused
+from homelab.worker.model.fused_experts import MATRICES, fits, is_fused
+from homelab.worker.model.quantised_experts import QuantisedExperts
 
 _NAME = "bitsandbytes_4bit"  # in transformers' table of quantisers
 

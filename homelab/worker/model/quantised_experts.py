@@ -10,7 +10,6 @@ dequantises the experts that its tokens chose, one after the other, in either di
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import bitsandbytes
@@ -19,10 +18,9 @@ from bitsandbytes.functional import QuantState
 
 from homelab.shared.protocol.quantisation import NF4, NF4_BLOCK, NF4_DOUBLE_BLOCK
 from homelab.worker.model import weight_digests
+from homelab.worker.model.fused_experts import MATRICES, routed
 
-MATRICES = ("gate_up_proj", "down_proj")
 _PARTS = ("codes", "scales", "double_scales", "offset")
-Product = Callable[[str, int, torch.Tensor], torch.Tensor]
 
 
 class QuantisedExperts(torch.nn.Module):
@@ -30,7 +28,7 @@ class QuantisedExperts(torch.nn.Module):
     `double_scales_name` [E, ceil(b / 256)] fp32 and `offset_name` [E] fp32, as bitsandbytes makes them (functional.py, quantize_4bit)."""
 
     def __init__(self, experts: Any, *, awaits: bool = False) -> None:
-        """`experts`: transformers' module, for which `fits` is true; its weights are not read. The buffers are empty; with `awaits` there are none yet,
+        """`experts`: transformers' module, for which `fused_experts.fits` is true; its weights are not read. The buffers are empty; with `awaits` there are none yet,
         but parameters as transformers has them, each until `hold` gets its values."""
         super().__init__()
         self.num_experts: int = experts.num_experts
@@ -84,6 +82,10 @@ class QuantisedExperts(torch.nn.Module):
         packed = codes[: (shape[0] * shape[1] + 1) // 2]
         return bitsandbytes.functional.dequantize_4bit(packed.view(-1, 1), state)
 
+    def shape_of(self, name: str) -> torch.Tensor:
+        """A tensor of the shape that transformers' matrices of this name have, [E, out, in], and of one number."""
+        return torch.zeros((), device=getattr(self, f"offset_{name}").device).expand(self.num_experts, *self.shapes[name])
+
     def product(self, name: str, expert: int, inputs: torch.Tensor) -> torch.Tensor:
         """`inputs` [tokens, in] times one expert's matrix: [tokens, out], computed in the dtype of the weights, as a 4-bit layer of bitsandbytes does."""
         result: torch.Tensor = _Product.apply(inputs.to(self.dtype), self, name, expert)
@@ -107,63 +109,6 @@ class _Product(torch.autograd.Function):
         experts, name, expert = ctx.of
         matrix = experts.matrix(name, expert)
         return gradient.to(matrix.dtype) @ matrix, None, None, None
-
-
-def routed(
-    experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor, product: Product
-) -> torch.Tensor:
-    """[tokens, hidden]: what transformers' own "eager" experts compute, with any product of an expert's matrix.
-
-    Each token's experts are added in their order, in fp32, so its sum does not depend on the other tokens of the pass.
-    """
-    places = top_k_index.reshape(-1)
-    order = places.argsort(stable=True)  # by expert
-    tokens = order // top_k_index.shape[-1]
-    given, weights = hidden_states[tokens], top_k_weights.reshape(-1)[order].unsqueeze(-1)
-    total = torch.zeros(hidden_states.shape, dtype=torch.float32, device=hidden_states.device)
-    begin = 0
-    for expert, count in enumerate(counts(places, experts.num_experts)):
-        own = slice(begin, begin + count)
-        begin += count
-        if count:
-            inner = experts._apply_gate(product("gate_up_proj", expert, given[own]))
-            total.index_add_(0, tokens[own], (product("down_proj", expert, inner) * weights[own]).to(total.dtype))
-    return total.to(hidden_states.dtype)
-
-
-def counts(places: torch.Tensor, num_experts: int) -> list[int]:
-    """How many tokens each expert has, of the experts' numbers [tokens x k]. Without values, on the meta device, all have as many."""
-    if places.is_meta:
-        return even(places, num_experts)
-    found: list[int] = torch.bincount(places, minlength=num_experts)[:num_experts].tolist()
-    return found
-
-
-def even(places: torch.Tensor, num_experts: int) -> list[int]:
-    """As many tokens for each expert, as far as they can be divided."""
-    each, over = divmod(len(places), num_experts)
-    return [each + (number < over) for number in range(num_experts)]
-
-
-def fits(part: Any) -> bool:
-    """Whether this module is transformers' fused experts in the form that can be held in 4 bits: no biases, gate before up, outputs before inputs."""
-    return (
-        is_fused(part)
-        and {name for name, _ in part.named_parameters()} == {*MATRICES}
-        and not any(True for _ in part.buffers())
-        and hasattr(part, "_apply_gate")
-        and bool(getattr(part, "has_gate", False) and getattr(part, "is_concatenated", False))
-        and not any(getattr(part, key, True) for key in ("has_bias", "is_transposed", "has_post_expert_norm"))
-    )
-
-
-def is_fused(part: Any) -> bool:
-    """Whether this module has the matrices of several experts in tensors of its own, as they are read."""
-    return not isinstance(part, QuantisedExperts) and any(
-        weight.dim() == 3 and weight.is_floating_point() and hasattr(part, "num_experts")
-        for weight in part._parameters.values()
-        if weight is not None
-    )
 
 
 def _sizes(experts: int, shape: tuple[int, int]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

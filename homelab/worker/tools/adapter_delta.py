@@ -116,7 +116,9 @@ def _change(name: str, part: Any, kind: str) -> WeightChange:
         )
     a, b, scale = _of(part.lora_A[_NAME].weight), _of(part.lora_B[_NAME].weight), float(part.scaling[_NAME])
     if kind == usable.EXPERTS:
-        return WeightChange(name, part.parameter_name, kind, a, b, scale, not part._did_swap_in_out_features, None)
+        experts = part.get_base_layer()
+        held = experts if hasattr(experts, "shape_of") else None
+        return WeightChange(name, part.parameter_name, kind, a, b, scale, not part._did_swap_in_out_features, held)
     parameter = part.parameter_name if kind == usable.MATRIX else "weight"
     return WeightChange(name, parameter, kind, a, b, scale, bool(getattr(part, "fan_in_fan_out", False)), _held(part.get_base_layer()))
 

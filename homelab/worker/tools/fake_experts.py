@@ -12,31 +12,33 @@ from homelab.worker.tools import fake_kernels
 
 @contextlib.contextmanager
 def experts(device: str, precision: str) -> Iterator[None]:
-    """Let experts in 16 bits (`grouped_experts`) and in 4 bits (`experts_in_4_bits`) be computed."""
-    with grouped_experts(device, precision), experts_in_4_bits():
-        yield
+    """Let experts be computed: those in 16 bits as in `grouped_experts`. Where homelab computes them one by one, every expert has as many tokens, and
+    one in 4 bits makes its matrix for each product, as a 4-bit layer does."""
+    from homelab.worker.model import fused_experts
+
+    counts, fused_experts.counts = fused_experts.counts, fused_experts.even
+    try:
+        with grouped_experts(device, precision), _matrices():
+            yield
+    finally:
+        fused_experts.counts = counts
 
 
 @contextlib.contextmanager
-def experts_in_4_bits() -> Iterator[None]:
-    """Let every expert have as many tokens. Its matrix is made for each product, as that of a 4-bit layer."""
-    if importlib.util.find_spec("bitsandbytes") is None:  # then there are none
+def _matrices() -> Iterator[None]:
+    if importlib.util.find_spec("bitsandbytes") is None:  # then none are in 4 bits
         yield
         return
-    from homelab.worker.model import quantised_experts
-
-    kind = quantised_experts.QuantisedExperts
-    before = quantised_experts.counts, kind.matrix
+    from homelab.worker.model.quantised_experts import QuantisedExperts
 
     def matrix(self: Any, name: str, expert: int) -> Any:
         return fake_kernels.dequantised(getattr(self, f"scales_{name}")[expert], self.shapes[name], self.dtype)
 
-    quantised_experts.counts = quantised_experts.even
-    kind.matrix = matrix  # type: ignore[method-assign]
+    before, QuantisedExperts.matrix = QuantisedExperts.matrix, matrix  # type: ignore[method-assign]
     try:
         yield
     finally:
-        quantised_experts.counts, kind.matrix = before  # type: ignore[method-assign]
+        QuantisedExperts.matrix = before  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

@@ -160,12 +160,12 @@ class Merge:
 
     def _unties(self, empty: Any) -> bool:
         """Whether the adapter is on a head that is also the embeddings. `empty`: the base without weights."""
-        from peft import PeftConfig, get_peft_model
+        from peft import PeftConfig
 
-        from homelab.worker.model import adapted, adapter_targets
+        from homelab.worker.model import adapted, adapter_targets, experts_adapter
 
         with adapter_targets.as_written():
-            return adapted.unties(get_peft_model(empty, PeftConfig.from_pretrained(str(self.adapter))))
+            return adapted.unties(experts_adapter.put_on(empty, PeftConfig.from_pretrained(str(self.adapter))))
 
     def _merge_onto(self, kind: str) -> None:
         """`self.model`: the base with the adapter in it, rounded to what its files hold. Raises WorkerError where it computes something else."""

@@ -218,13 +218,12 @@ def _sizes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _loose_experts_bytes(model: Any, held: str | None) -> int | None:
-    """Bytes of the routed experts that are no linear layers, so that quantising the base leaves them as wide as they were; None for a base that is not quantised."""
-    from homelab.worker.model import adapter_targets
-
+    """Bytes of the routed experts that stay as wide as they were while the base is quantised; None for a base that is not."""
     if held is None:
         return None
-    routed = (parameter for name, parameter in model.named_parameters() if adapter_targets.is_of_routed_expert(name))
-    return sum(int(parameter.numel()) * int(parameter.itemsize) for parameter in routed if parameter.is_floating_point())
+    from homelab.worker.model import experts_loading
+
+    return experts_loading.unquantised(model)[2]
 
 
 def main() -> int:

@@ -18,8 +18,9 @@ bitsandbytes = pytest.importorskip("bitsandbytes")
 
 from homelab.shared.protocol import quantisation
 from homelab.worker.errors import WorkerError
-from homelab.worker.model import build, experts_loading, quantised_experts, weight_digests
-from homelab.worker.model.quantised_experts import MATRICES, QuantisedExperts
+from homelab.worker.model import build, experts_loading, fused_experts, quantised_experts, weight_digests
+from homelab.worker.model.fused_experts import MATRICES
+from homelab.worker.model.quantised_experts import QuantisedExperts
 from homelab.worker.tools import memory_dry_run
 from tests.worker import harness
 from tests.worker.model.test_adapter_targets import FAMILIES
@@ -93,7 +94,7 @@ def apart(one: torch.Tensor, other: torch.Tensor) -> float:
 @pytest.mark.parametrize("kind", KINDS)
 def test_experts_of_every_family_are_held_in_4_bits_and_compute_what_these_stand_for(kind: str, tmp_path: Path) -> None:
     original = plain(kind, tmp_path)
-    fused = {name for name, part in original.named_modules() if quantised_experts.is_fused(part)}
+    fused = {name for name, part in original.named_modules() if fused_experts.is_fused(part)}
     held = in_4_bits(tmp_path)
     found = weight_digests.quantised_experts(held)
     assert set(found) == fused != set() and experts_loading.unquantised(held) == ("", 0, 0)
@@ -118,7 +119,7 @@ def expert_bytes(rows: int, columns: int) -> int:
 def test_the_comparison_sees_a_fault(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = plain("qwen3_moe", tmp_path)
     held = in_4_bits(tmp_path)
-    own = quantised_experts.routed
+    own = fused_experts.routed
 
     def wrong(experts: Any, hidden: Any, index: Any, weights: Any, product: Any) -> Any:
         if fault == "a token is dropped":  # as a layer with a capacity does

@@ -11,6 +11,7 @@ from homelab.controller.checks.check import Problem, check
 from homelab.controller.checks.evidence import Evidence, Level
 from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.planning.advice import excess
+from homelab.shared.protocol import quantisation
 from homelab.shared.protocol.worker_messages import BuildResult
 
 
@@ -51,10 +52,13 @@ def stored(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     yield from _found(evidence, "stored")
     built = evidence.build
     if built is not None and built.loose_experts_bytes:
-        message = (
-            f"the routed experts stay in 16 bits ({decimal_size(built.loose_experts_bytes)}): only linear layers are quantised, "
-            "and these are fused into larger tensors"
+        in_8_bits = isinstance(evidence.recipe, TrainRecipe) and evidence.recipe.method.quantisation == quantisation.INT8
+        why = (
+            '8 bits are for linear layers alone, and kind = "qlora" for most experts, too'
+            if in_8_bits
+            else "homelab does not quantise their form"
         )
+        message = f"the routed experts stay in 16 bits ({decimal_size(built.loose_experts_bytes)}): {why}"
         yield (
             built.node,
             Problem(

@@ -63,7 +63,7 @@ class MeasuredMethod(WireModel):
     kind: str
     base: str = "auto"
     rank: int
-    targets: Literal["all-linear"] | tuple[str, ...]
+    targets: Literal["all-linear", "all-linear+experts"] | tuple[str, ...]
 
 
 class MeasuredSync(WireModel):

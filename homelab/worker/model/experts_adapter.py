@@ -1,0 +1,90 @@
+"""LoRA on the routed experts of a layer, in 16 bits or in 4: A [rank, in] and B [out, rank] for each matrix of each expert.
+
+PEFT has such adapters under the name `target_parameters`, and its files are kept: its names and shapes, `lora_A` [experts x rank, in] and
+`lora_B` [out, rank x experts]. What it computes is not: it makes B x A of all experts in every pass, 1.6 GB for a layer of Qwen3-30B-A3B, and it
+sees no matrix in 4 bits. Here each expert that has tokens gets their product with its own A and B.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from peft import get_peft_model
+from peft.tuners.lora.layer import ParamWrapper
+
+from homelab.worker.model import fused_experts
+
+Factors = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...], float]
+
+
+class ExpertsAdapter(ParamWrapper):
+    """PEFT's wrapper of one matrix of all experts; that of the second one is around that of the first."""
+
+    def get_param(self) -> torch.Tensor:
+        """The matrices; of those in 4 bits a tensor of their shape."""
+        experts = self.get_base_layer()
+        shown: torch.Tensor = experts.shape_of(self.parameter_name) if hasattr(experts, "shape_of") else super().get_param()
+        return shown
+
+    def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden], as the experts below compute it, with what was trained of each."""
+        experts, adapters = self.get_base_layer(), self._factors()
+
+        def product(name: str, expert: int, inputs: torch.Tensor) -> torch.Tensor:
+            result = fused_experts.product(experts, name, expert, inputs)
+            if name not in adapters:
+                return result
+            every_a, every_b, scale = adapters[name]
+            a, b = every_a[expert], every_b[expert]
+            given = inputs if torch.is_autocast_enabled(inputs.device.type) else inputs.to(a.dtype)
+            added = torch.nn.functional.linear(torch.nn.functional.linear(given, a), b)
+            return result + (added * scale).to(result.dtype)
+
+        return fused_experts.routed(experts, hidden_states, top_k_index, top_k_weights, product)
+
+    def _factors(self) -> dict[str, Factors]:
+        """A and B of each expert, and their scale, by matrix. They are taken apart once, so that their gradients are put together once."""
+        found: dict[str, Factors] = {}
+        part: Any = self
+        while isinstance(part, ParamWrapper):
+            (name,) = part.lora_A.keys()
+            if not part.disable_adapters and not part.merged:
+                a, b = part.lora_A[name].weight, part.lora_B[name].weight
+                each_a = a.view(part.num_experts, -1, a.shape[1]).unbind()
+                each_b = b.view(b.shape[0], -1, part.num_experts).permute(2, 0, 1).unbind()
+                found[part.parameter_name] = each_a, each_b, float(part.scaling[name])
+            part = part.base_layer
+        return found
+
+
+def put_on(model: Any, config: Any) -> Any:
+    """`get_peft_model`, for which routed experts in 4 bits have parameters, too; adapters on experts then compute as here."""
+    with _shown(model):
+        adapted = get_peft_model(model, config)
+    for part in adapted.modules():
+        if type(part) is ParamWrapper and fused_experts.can_be_held(part.get_base_layer()):
+            part.__class__ = ExpertsAdapter
+    return adapted
+
+
+def weights(model: Any) -> int:
+    """How many weights the adapters on routed experts have."""
+    found = (part for part in model.modules() if isinstance(part, ParamWrapper) and fused_experts.can_be_held(part.get_base_layer()))
+    return sum(weight.numel() for part in found for factors in (part.lora_A, part.lora_B) for weight in factors.parameters())
+
+
+@contextlib.contextmanager
+def _shown(model: Any) -> Iterator[None]:
+    """While this lasts, experts in 4 bits have parameters of the shape that transformers gives them, without memory of their own."""
+    held = [part for part in model.modules() if hasattr(part, "shape_of")]
+    for part in held:
+        part._parameters.update({name: torch.nn.Parameter(part.shape_of(name), requires_grad=False) for name in fused_experts.MATRICES})
+    try:
+        yield
+    finally:
+        for part in held:
+            for name in fused_experts.MATRICES:
+                part._parameters.pop(name)
