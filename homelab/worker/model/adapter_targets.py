@@ -18,7 +18,7 @@ import torch
 
 from homelab.shared.law.stage import EXPERT_COUNTS, has_experts
 from homelab.worker.errors import WorkerError
-from homelab.worker.model import fused_experts
+from homelab.worker.model import fused_experts, inspection
 
 ALL_LINEAR, WITH_EXPERTS = "all-linear", "all-linear+experts"
 _ROUTED = re.compile(r"^(local_|routed_)?experts$")
@@ -45,16 +45,21 @@ def resolved(model: Any, targets: str | tuple[str, ...] | list[str]) -> tuple[st
 
 def expert_matrices(model: Any) -> list[str]:
     """The names of the matrices of all routed experts. Raises WorkerError for a model without experts, and where homelab cannot train adapters on them."""
-    fused = {name: part for name, part in model.named_modules() if fused_experts.is_fused(part) or fused_experts.can_be_held(part)}
+    outside = tuple(f"{name}." for name in inspection.outside_language(model))
+    fused = {
+        name: part
+        for name, part in model.named_modules()
+        if (fused_experts.is_fused(part) or fused_experts.can_be_held(part)) and not f"{name}.".startswith(outside)
+    }
     other = sorted({type(part).__name__ for part in fused.values() if not fused_experts.can_be_held(part)})
     if other or not fused:
         why = (
-            f"the experts of {', '.join(other)} are in a form that homelab does not train"
+            f"its experts ({', '.join(other)}) are in a form that homelab does not train"
             if other
-            else "this model has no routed experts in one tensor"
+            else "it has no routed experts in tensors of their own"
         )
         raise WorkerError(
-            f'targets = "{WITH_EXPERTS}" finds no experts in {type(model).__name__}: {why}',
+            f'targets = "{WITH_EXPERTS}" is not for {type(model).__name__}: {why}',
             where="[method] targets in the recipe", hint=f'edit the recipe: targets = "{ALL_LINEAR}"', needs_launch=True,
         )  # fmt: skip
     return [f"{name}.{matrix}" for name in fused for matrix in fused_experts.MATRICES]

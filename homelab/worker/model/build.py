@@ -146,14 +146,20 @@ def _load_base(task: Task, path: str, note: Note, part: LoadedPart = WHOLE) -> A
         model = load_base(path, task.model.revision, how, dtype, card, where, part.reader)
         if stored:
             quantised_cache.keep(model, stored, task, note)
-    if how is not None:
+    held = stored_weights.held(found, how)
+    if held is not None:
         from homelab.worker.model import experts_loading
 
         classes, count, size_bytes = experts_loading.unquantised(model)
+        why = (
+            "8 bits are for linear layers alone"
+            if held == INT8
+            else "as the files have them"
+            if found
+            else "homelab does not quantise this form"
+        )
         if count:
-            note(
-                f"base: the routed experts of {count} layers stay in {task.precision}, {size_words(size_bytes)} ({classes}): homelab does not quantise this form"
-            )
+            note(f"base: the routed experts of {count} layers stay in {task.precision}, {size_words(size_bytes)} ({classes}): {why}")
     # With a cache, transformers ignores the ends of packed samples (masking_utils._preprocess_mask_arguments).
     model.config.use_cache = False
     return model

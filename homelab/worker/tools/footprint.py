@@ -116,16 +116,20 @@ def stored_dtype(path: str, revision: str | None) -> Any:
 
 
 def weight_bytes(model: Any, how: str | None) -> float:
-    """Bytes of the weights; quantised ones are all linear layers but the head, as transformers quantises them."""
+    """Bytes of the weights; quantised ones are all linear layers but the head, and in 4 bits the routed experts."""
     import torch
 
-    linear: set[int] = set()
-    if how is not None:
-        head = model.get_output_embeddings()
-        linear = {id(part.weight) for part in model.modules() if isinstance(part, torch.nn.Linear) and part is not head}
+    from homelab.worker.model import fused_experts
+
+    head, held = model.get_output_embeddings(), set()
+    for part in model.modules() if how is not None else ():
+        if isinstance(part, torch.nn.Linear) and part is not head:
+            held.add(id(part.weight))
+        elif how == quantisation.NF4 and fused_experts.fits(part):
+            held |= {id(weight) for weight in part.parameters()}
     return sum(
-        quantisation.matrix_bytes(how, *parameter.shape)
-        if how is not None and id(parameter) in linear
+        parameter.shape[:-2].numel() * quantisation.matrix_bytes(how, *parameter.shape[-2:])
+        if how is not None and id(parameter) in held
         else float(parameter.numel() * parameter.itemsize)
         for parameter in model.parameters()
     )

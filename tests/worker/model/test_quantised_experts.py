@@ -21,7 +21,7 @@ from homelab.worker.errors import WorkerError
 from homelab.worker.model import build, experts_loading, fused_experts, quantised_experts, weight_digests
 from homelab.worker.model.fused_experts import MATRICES
 from homelab.worker.model.quantised_experts import QuantisedExperts
-from homelab.worker.tools import memory_dry_run
+from homelab.worker.tools import footprint, memory_dry_run
 from tests.worker import harness
 from tests.worker.model.test_adapter_targets import FAMILIES
 
@@ -230,7 +230,7 @@ def test_files_that_others_quantised_are_read_as_they_are(tmp_path: Path) -> Non
     said: list[str] = []
     task = harness.task_of(tmp_path / "runs" / "one", model__name=str(tmp_path / "stored"), method__kind="qlora")
     held = build._load_base(task, str(tmp_path / "stored"), said.append)
-    assert not weight_digests.quantised_experts(held) and any("stay in fp32" in line for line in said)
+    assert not weight_digests.quantised_experts(held) and any("stay in fp32" in line and "as the files have them" in line for line in said)
     with torch.no_grad():
         assert apart(held(input_ids=TOKENS).logits, theirs(input_ids=TOKENS).logits) <= 1e-6
 
@@ -307,6 +307,7 @@ def test_the_dry_run_holds_what_the_real_base_holds(kind: str, tmp_path: Path) -
     situation = memory_dry_run.Situation("cpu", "bf16", micro_batch=1, masked=False)
     dry = memory_dry_run.dry_run(original.config.to_dict(), method, train, situation)
     assert dry["items"]["base weights"] == pytest.approx(really, rel=0.05)
+    assert footprint.weight_bytes(original.bfloat16(), quantisation.NF4) == pytest.approx(really, rel=0.05), "as a chat looks for a place"
 
 
 def stored(part: Any) -> Iterator[torch.Tensor]:

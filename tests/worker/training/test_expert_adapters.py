@@ -89,3 +89,28 @@ def test_shares_of_3_2_1_are_one_process(name: str, forks: harness.Forks, tmp_pa
     assert any(".experts." in name for name in names) == ("on experts" in name)
     for folder in (one, run):
         shutil.rmtree(folder / "checkpoints")
+
+
+def test_what_was_trained_is_asked_merged_and_fetched(forks: harness.Forks, tmp_path: Path, mixture: Path, data: Path) -> None:
+    """A checkpoint's adapter and that of final/ have PEFT's names; the model merged onto the 4 bits answers as the adapter on them."""
+    import torch
+    from safetensors.torch import load_file
+
+    from homelab.worker.model.build import load_base
+    from homelab.worker.tools import chat, merge, model_export, run_model
+
+    recipe = COMMON | LENGTH[SHORT] | IN_4_BITS | ON_EXPERTS | {"train__steps": 2, "train__learning_rate": 0.02}
+    run_dir = harness.make_run(tmp_path / "run", mixture, data, **recipe)
+    forks.train(run_dir, 1, [12], micro_batch=5)
+    run, tokens = run_model.read_run(run_dir), torch.arange(3, 40).view(1, -1)
+    with torch.no_grad():
+        wanted = chat.load(run, run_dir, str(mixture), run_dir / "final", None).eval()(input_ids=tokens).logits
+        made = merge.Merge(run_dir, run_dir / "final", "dequantised").go()
+        assert "dequantised" in made["notes"][0]
+        whole = load_base(str(run_dir / "merged"), None, None, torch.float32, None, "").eval()(input_ids=tokens).logits
+        plain = load_base(str(mixture), None, None, torch.float32, None, "").eval()(input_ids=tokens).logits
+    assert float((whole - wanted).abs().max()) <= 2e-3 < float((plain - wanted).abs().max())
+    fetched = load_file(run_dir / model_export.export(run_dir, 2) / "adapter_model.safetensors")
+    final = load_file(run_dir / "final/adapter_model.safetensors")
+    assert set(fetched) == set(final) and all(torch.equal(fetched[name], final[name]) for name in final)
+    assert "base_model.model.model.layers.0.mlp.experts.base_layer.lora_A.weight" in final
