@@ -12,7 +12,7 @@ import torch
 
 from homelab.shared.protocol.quantisation import INT8, NF4
 from homelab.shared.recipe import Method
-from homelab.worker.errors import WorkerError, size_words
+from homelab.worker.errors import WorkerError
 from homelab.worker.model import adapted as adapted_parts
 from homelab.worker.model import (
     adapter_targets,
@@ -105,9 +105,7 @@ def _told(model: Any, task: Task, note: Note) -> Any:
 
         others = trainable - experts_adapter.weights(model)
         if trainable > _MANY_TIMES * others:
-            note(
-                f'method: these are {trainable / max(others, 1):.0f} times as many as targets = "{adapter_targets.ALL_LINEAR}" trains ({others})'
-            )
+            note(f'method: that is {trainable / max(others, 1):.0f} times what targets = "{adapter_targets.ALL_LINEAR}" trains: {others}')
         for line in adapted_parts.notes(model):
             note(line)
     return model
@@ -150,16 +148,9 @@ def _load_base(task: Task, path: str, note: Note, part: LoadedPart = WHOLE) -> A
     if held is not None:
         from homelab.worker.model import experts_loading
 
-        classes, count, size_bytes = experts_loading.unquantised(model)
-        why = (
-            "8 bits are for linear layers alone"
-            if held == INT8
-            else "as the files have them"
-            if found
-            else "homelab does not quantise this form"
-        )
-        if count:
-            note(f"base: the routed experts of {count} layers stay in {task.precision}, {size_words(size_bytes)} ({classes}): {why}")
+        left = experts_loading.words_of_unquantised(model, held, task.precision, is_stored=found is not None)
+        if left:
+            note(left)
     # With a cache, transformers ignores the ends of packed samples (masking_utils._preprocess_mask_arguments).
     model.config.use_cache = False
     return model

@@ -1,8 +1,8 @@
 """LoRA on the routed experts of a layer, in 16 bits or in 4: A [rank, in] and B [out, rank] for each matrix of each expert.
 
 PEFT has such adapters under the name `target_parameters`, and its files are kept: its names and shapes, `lora_A` [experts x rank, in] and
-`lora_B` [out, rank x experts]. What it computes is not: it makes B x A of all experts in every pass, 1.6 GB for a layer of Qwen3-30B-A3B, and it
-sees no matrix in 4 bits. Here each expert that has tokens gets their product with its own A and B.
+`lora_B` [out, rank x experts]. What it computes is not: it adds B x A to the matrices of all experts in every pass, a second copy of them (1.2 GB for
+a layer of Qwen3-30B-A3B), and it sees none in 4 bits. Here each expert that has tokens gets their product with its own A and B.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ from transformers.quantizers import auto
 from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name, should_convert_module
 
+from homelab.shared.protocol.quantisation import INT8
+from homelab.worker.errors import size_words
 from homelab.worker.model import adapter_targets
 from homelab.worker.model.fused_experts import MATRICES, fits, is_fused
 from homelab.worker.model.quantised_experts import QuantisedExperts
@@ -49,6 +51,18 @@ def unquantised(model: Any) -> tuple[str, int, int]:
             classes.add(type(part).__name__)
             count, size = count + 1, size + sum(weight.nbytes for weight in weights)
     return ", ".join(sorted(classes)), count, size
+
+
+def words_of_unquantised(model: Any, how: str, precision: str, *, is_stored: bool) -> str | None:
+    """What a person should know of routed experts that stay wide on a base in `how`; None where there are none. `is_stored`: its files are quantised."""
+    classes, count, size_bytes = unquantised(model)
+    if not count:
+        return None
+    why = "8 bits are for linear layers alone" if how == INT8 else "homelab does not quantise this form"
+    return (
+        f"base: the routed experts of {count} layers stay in {precision}, {size_words(size_bytes)} ({classes}): "
+        f"{'as the files have them' if is_stored else why}"
+    )
 
 
 class _Quantiser(Bnb4BitHfQuantizer):

@@ -28,14 +28,13 @@ class QuantisedExperts(torch.nn.Module):
     `double_scales_name` [E, ceil(b / 256)] fp32 and `offset_name` [E] fp32, as bitsandbytes makes them (functional.py, quantize_4bit)."""
 
     def __init__(self, experts: Any, *, awaits: bool = False) -> None:
-        """`experts`: transformers' module, for which `fused_experts.fits` is true; its weights are not read. The buffers are empty; with `awaits` there are none yet,
-        but parameters as transformers has them, each until `hold` gets its values."""
+        """`experts`: transformers' module, for which `fused_experts.fits` is true; its weights are not read. The buffers are empty. With `awaits` there
+        are parameters as transformers has them, each until `hold` gets its values."""
         super().__init__()
         self.num_experts: int = experts.num_experts
         self.dtype: torch.dtype = experts.gate_up_proj.dtype
         self.shapes = {name: tuple(getattr(experts, name).shape[1:]) for name in MATRICES}
         self.sources: dict[str, str] = {}  # digests of what was quantised
-        self.class_name = type(experts).__name__
         self._apply_gate = experts._apply_gate  # bound to transformers' module, which is no part of the model any more
         for name in MATRICES:
             weights = getattr(experts, name)
@@ -72,6 +71,8 @@ class QuantisedExperts(torch.nn.Module):
     def matrix(self, name: str, expert: int) -> torch.Tensor:
         """What the 4 bits of one expert's matrix stand for: [out, in] in the dtype of the weights that were quantised."""
         codes, scales, double_scales, offset = (getattr(self, f"{part}_{name}")[expert] for part in _PARTS)
+        if scales.data_ptr() % 16:  # no layer of bitsandbytes has its scales at such a place
+            scales = scales.clone()
         shape = self.shapes[name]
         table, double_table = _tables(codes.device)
         doubled = QuantState(absmax=double_scales, blocksize=NF4_DOUBLE_BLOCK, code=double_table, dtype=torch.float32)

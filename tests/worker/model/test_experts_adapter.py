@@ -182,6 +182,13 @@ def test_a_model_without_such_experts_is_refused_with_the_edit(family: str, hint
     build.add_adapters(model, method("lora", "all-linear"), 1)  # the fix
 
 
+def test_without_its_adapters_it_is_the_base(tmp_path: Path) -> None:
+    """As pairs of answers need it (`reference_pass`)."""
+    trained = Trained("qwen3_moe", "qlora", tmp_path / "base")
+    with trained.model.disable_adapter():
+        assert apart(logits(trained.model), logits(trained.base)) <= 1e-6
+
+
 def test_dropout_is_refused_for_what_it_is(tmp_path: Path) -> None:
     plain("qwen3_moe", tmp_path)
     with pytest.raises(WorkerError) as refused:
@@ -199,7 +206,7 @@ def test_the_numbers_are_said_where_experts_have_most_of_them(experts: int, time
     model = build.load_model(task, str(tmp_path / "base"), said.append)
     total, of_experts = sum(each.numel() for each in trainable(model)), experts_adapter.weights(model)
     assert f"method: qlora, {total} trainable parameters" in said
-    line = next((line for line in said if line.startswith("method: these are")), None)
+    line = next((line for line in said if line.startswith("method: that is")), None)
     if times:
         assert total > 10 * (total - of_experts) and line is not None and f"{times} times" in line and str(total - of_experts) in line
     else:
