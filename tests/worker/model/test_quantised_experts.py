@@ -18,7 +18,7 @@ bitsandbytes = pytest.importorskip("bitsandbytes")
 
 from homelab.shared.protocol import quantisation
 from homelab.worker.errors import WorkerError
-from homelab.worker.model import build, experts_loading, fused_experts, quantised_experts, weight_digests
+from homelab.worker.model import build, experts_loading, fused_experts, quantised_experts, random_weights, weight_digests
 from homelab.worker.model.fused_experts import MATRICES
 from homelab.worker.model.quantised_experts import QuantisedExperts
 from homelab.worker.tools import footprint, memory_dry_run
@@ -317,6 +317,16 @@ def test_the_dry_run_holds_what_the_real_base_holds(kind: str, tmp_path: Path) -
     dry = memory_dry_run.dry_run(original.config.to_dict(), method, train, situation)
     assert dry["items"]["base weights"] == pytest.approx(really, rel=0.05)
     assert footprint.weight_bytes(original.bfloat16(), quantisation.NF4) == pytest.approx(really, rel=0.05), "as a chat looks for a place"
+
+
+def test_random_weights_are_held_as_those_of_files(tmp_path: Path) -> None:
+    """What measures a card has no files."""
+    shape = plain("mixtral", tmp_path / "base").config.to_dict()
+    path = str(random_weights.folder(tmp_path / "random", shape))
+    held = build.load_base(path, None, quantisation.NF4, torch.float32, None, "here", random_weights.read)
+    experts = weight_digests.quantised_experts(held)
+    assert set(experts) == {f"model.layers.{number}.mlp.experts" for number in (0, 1)} and experts_loading.unquantised(held) == ("", 0, 0)
+    assert all(float(part.matrix("down_proj", 3).std()) > 0.01 for part in experts.values())
 
 
 def stored(part: Any) -> Iterator[torch.Tensor]:
