@@ -47,16 +47,17 @@ class QuantisedExperts(torch.nn.Module):
         self._is_hf_initialized = True  # transformers draws nothing for it
 
     @torch.no_grad()
-    def hold(self, name: str, weights: torch.Tensor) -> None:
-        """Quantise `weights` [E, out, in], the matrices `name` of all experts, on their device."""
+    def hold(self, name: str, weights: torch.Tensor, device: torch.device | str | int | None = None) -> None:
+        """Quantise `weights` [E, out, in], the matrices `name` of all experts, on `device` (None: where they are), which has one of them in 16 bits at a time."""
+        device = weights.device if device is None else device
         held = {
-            part: torch.zeros(shape, dtype=dtype, device=weights.device)
+            part: torch.zeros(shape, dtype=dtype, device=device)
             for part, (shape, dtype) in _sizes(self.num_experts, self.shapes[name]).items()
         }
         sources = {}
         for number, matrix in enumerate(weights):
             codes, state = bitsandbytes.functional.quantize_4bit(
-                matrix.contiguous(), blocksize=NF4_BLOCK, compress_statistics=True, quant_type=NF4
+                matrix.to(device).contiguous(), blocksize=NF4_BLOCK, compress_statistics=True, quant_type=NF4
             )
             held["codes"][number, : codes.numel()] = codes.view(-1)
             held["scales"][number], held["double_scales"][number], held["offset"][number] = state.absmax, state.state2.absmax, state.offset

@@ -192,16 +192,21 @@ def test_they_are_made_layer_by_layer(tmp_path: Path, monkeypatch: pytest.Monkey
             read.append(weakref.ref(made))
         return made
 
-    def held(self: Any, name: str, weights: torch.Tensor) -> None:
+    def held(self: Any, name: str, weights: torch.Tensor, device: Any) -> None:
         nonlocal most
         most = max(most, sum(reference() is not None for reference in read))
-        hold(self, name, weights)
+        assert weights.device == torch.device("cpu") and device == "cpu"
+        hold(self, name, weights, device)
 
     monkeypatch.setattr(core_model_loading, "_materialize_copy", watched)
     monkeypatch.setattr(QuantisedExperts, "hold", held)
-    in_4_bits(tmp_path)
+    loaded = in_4_bits(tmp_path)
     assert len(read) == 6 * 4 * 3, "six layers of four experts with three matrices"
     assert most <= 4 * 2, "no more than one layer's gate and up"
+    of_experts = [entry for entry in loaded._weight_conversions if isinstance(entry, core_model_loading.WeightConverter)]
+    assert len(of_experts) == 2 and all(entry.force_cpu for entry in of_experts), "a card gets one matrix at a time"
+    others = build.load_base(str(tmp_path), None, None, torch.float32, None, "here")._weight_conversions
+    assert not any(getattr(entry, "force_cpu", False) for entry in others)
 
 
 @pytest.mark.parametrize("kind", STAYING)
