@@ -1,7 +1,7 @@
 """The routed experts of a layer, held in 4 bits (NF4). It takes the place of transformers' own module, which holds them in 16 bits.
 
 transformers keeps the experts of a layer in two tensors, `gate_up_proj` [experts, 2 x inner, hidden] and `down_proj` [experts, hidden, inner].
-bitsandbytes quantises linear layers alone, so that of Qwen3-30B-A3B 57 GB of 61 GB would stay as they are.
+bitsandbytes quantises linear layers alone, so that of Qwen3-30B-A3B 58 GB of 61 GB would stay as they are.
 
 Each matrix of each expert is quantised alone, in the settings of all other layers: an expert can be read without its neighbours. A pass
 dequantises the experts that its tokens chose, one after the other, in either direction, and keeps none of these matrices.
