@@ -128,11 +128,14 @@ def make_plan(
     strategy: str = "ddp",
     stages: Sequence[int] | None = None,
     stage_order: Sequence[int] | None = None,
+    streaming: Sequence[dict[str, Any] | None] | None = None,
 ) -> None:
     """attempts/<n>/plan.json with one rank per share, all on the node "here", or each on its own of `nodes` (those of a node together).
 
     `stages`: a pipeline with so many layers on each stage, rank `stage_order[s]` being stage s (default: rank s); `shares` is then the batch
     on the first of them and 0 on the others.
+
+    `streaming`: which layers of each rank come from its host, as a plan says it.
 
     `measured`: the shares are only where it starts, and the ranks' speeds are measured. Nodes but the first get run folders of their
     own (`folder_of`), with the checkpoint of `resume_step`, as they would have on disks of their own.
@@ -168,6 +171,8 @@ def make_plan(
                 "number": number, "begin": begin, "end": begin + layers, "layers": sum(stages), "work": layers / sum(stages), "in_flight": flight,
             }  # fmt: skip
             begin += layers
+    for rank, its in enumerate(streaming or ()):
+        plan["ranks"][rank]["streaming"] = its  # type: ignore[index]
     for node in dict.fromkeys(places):
         own = folder_of(run, node, places)
         folder = own / "attempts" / str(attempt)

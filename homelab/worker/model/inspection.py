@@ -17,6 +17,7 @@ import numpy
 import torch
 
 from homelab.shared.law import model_chance
+from homelab.worker.model import host_layers
 
 _ADAPTER = re.compile(r"\.(lora_[A-Za-z_]+|modules_to_save)\.")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -137,7 +138,7 @@ def unreached(model: Any) -> frozenset[str] | None:
     was_training = model.training
     model.eval()
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), host_layers.graph(model):
             root = model(input_ids=tokens, use_cache=False).logits.grad_fn
     except Exception:  # noqa: BLE001 - the model's own code
         # The model's own code: it looks at numbers that are not there on the meta device, or at a shape that PEFT has changed.

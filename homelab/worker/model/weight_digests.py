@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from homelab.worker.model import host_layers
+
 _WORDS = 1 << 16  # of a block
 _PIECE_BLOCKS = 32  # per piece: 8 MiB of weights, and for a moment 40 MiB beside them
 SOURCE = "homelab_source"  # attribute of a quant_state, or of 8 bits' scales: the digest of the weights that were quantised
@@ -65,8 +67,9 @@ def base(model: Any) -> tuple[str, str]:
     card's fast division (csrc, kInt8VectorQuant: __fdividef).
     """
     own = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    tensors = {name: value for name, value in model.state_dict().items() if name not in own and isinstance(value, torch.Tensor)}
-    digests = each(tensors)
+    with host_layers.shown(model):
+        tensors = {name: value for name, value in model.state_dict().items() if name not in own and isinstance(value, torch.Tensor)}
+        digests = each(tensors)
     read = dict(digests)
     for name, source in sources(model).items():
         if source is None:

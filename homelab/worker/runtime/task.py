@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from homelab.shared.law.limits import Limits
 from homelab.shared.law.speed import Speed
 from homelab.shared.law.stage import Stage
+from homelab.shared.law.streaming import Streaming
 from homelab.shared.protocol import layout
 from homelab.shared.recipe import Checkpoint, Data, Method, Model, Objective, Parallel, Tracking, Train
 from homelab.worker.balancing.balancer import Balance
@@ -31,7 +32,7 @@ S = TypeVar("S")
 class Rank:
     """One rank of the plan. `token_cap` None: rows of any length. `speed` and `memory` as the plan has them; None: not known.
 
-    `stage`: what it holds of a pipeline; None: it is no part of one."""
+    `stage`: what it holds of a pipeline; None: it is no part of one. `streaming`: which of its layers come from the host; None: none of them."""
 
     rank: int
     node: str
@@ -44,6 +45,7 @@ class Rank:
     speed: Mapping[str, float] | None = None
     memory: Mapping[str, Any] | None = None
     stage: Mapping[str, Any] | None = None
+    streaming: Mapping[str, Any] | None = None
 
 
 def _section(kind: type[S]) -> cached_property[S]:
@@ -144,6 +146,12 @@ class Task:
         """The layers of this rank in a pipeline; None with any other strategy."""
         stage = self.ranks[self.rank].stage
         return None if stage is None else Stage(count=self.world_size, **stage)
+
+    @property
+    def streaming(self) -> Streaming | None:
+        """Which layers of this rank come from its host; None where all are on its device."""
+        streaming = self.ranks[self.rank].streaming
+        return None if streaming is None else Streaming(**streaming)
 
     @property
     def stage_ranks(self) -> tuple[int, ...]:

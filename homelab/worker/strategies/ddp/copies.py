@@ -13,11 +13,13 @@ import torch
 from accelerate.utils import DistributedDataParallelKwargs
 from torch.nn.parallel import DistributedDataParallel
 
+from homelab.worker.model.pretrained import WHOLE, LoadedPart
 from homelab.worker.runtime.step_timer import StepTimer
 from homelab.worker.runtime.task import Task
-from homelab.worker.strategies import replica_check
+from homelab.worker.strategies import replica_check, streamed_passes
 from homelab.worker.strategies.base import Strategy
 from homelab.worker.strategies.ddp import gradient_compression
+from homelab.worker.strategies.pipeline import streamed_stage
 
 
 @dataclasses.dataclass
@@ -83,11 +85,56 @@ class Replicas(Strategy):
         context: AbstractContextManager[Any] = accelerator.no_sync(wrapped)
         return context
 
+    @property
+    def part(self) -> LoadedPart:
+        streaming = self._task.streaming
+        if streaming is None:
+            return WHOLE
+        words = f"streamed: {streaming.layers} layers come from this machine's {streaming.host}, for {streaming.group} passes at a time"
+        return LoadedPart(reader=streamed_stage.reader(self._task, None), words=words)
+
+    def run_passes(self, trainer: Any, model: Any, item: Any, count: Any) -> float:
+        if self._task.streaming is None:
+            return super().run_passes(trainer, model, item, count)
+        with self.without_reduction(trainer.accelerator, model):
+            loss = streamed_passes.run(trainer, model, item, count, self._task.streaming.group)
+        if isinstance(model, DistributedDataParallel):
+            _reduce(model)
+            trainer.clock.gradients_reduced()
+        return loss
+
     def check_start(self, model: Any, where: str) -> str | None:
         return replica_check.refuse_unequal(model, self._task, where)
 
     def check_weights(self, model: Any, step: int) -> str | None:
         return self._comparison.compare(model, step)
+
+
+class _Nothing(torch.autograd.Function):
+    """A number that no weight changes, with a gradient of zero for each."""
+
+    @staticmethod
+    def forward(ctx: Any, *weights: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(*weights)
+        return weights[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(map(torch.zeros_like, ctx.saved_tensors))
+
+
+def _reduce(wrapped: DistributedDataParallel) -> None:
+    """Sum over the ranks the gradients that are there. DistributedDataParallel does that in a backward pass alone: this one adds nothing."""
+    inner, trained = wrapped.module, [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
+    own = vars(inner).get("forward")
+    inner.forward = lambda: _Nothing.apply(*trained)
+    try:
+        wrapped().backward()
+    finally:
+        if own is None:
+            del inner.forward
+        else:
+            inner.forward = own
 
 
 def _keep_gradients(wrapped: Any) -> None:

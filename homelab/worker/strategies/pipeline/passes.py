@@ -15,7 +15,7 @@ import torch
 
 from homelab.shared.law import pipeline_schedule
 from homelab.shared.law.stage import Stage
-from homelab.worker.data import pair_batches
+from homelab.worker.model.layer_major import OF_THE_LOSS, Group, LayerMajor
 from homelab.worker.strategies.pipeline.neighbours import Channel, Inbox, Neighbours
 
 Batch = dict[str, Any]
@@ -34,7 +34,8 @@ class StageWork:
 class PipelinePasses:
     """A stage between its neighbours. `dtype` is that of the hidden states on the wire, the same as inside the model: nothing is rounded.
 
-    `context` is around every forward pass (autocast); `after_pass` is called when one is done.
+    `context` is around every forward pass (autocast); `after_pass` is called when one is done. `layer_major`: how a stage with layers on its host
+    computes; what is in flight has no graph then.
     """
 
     model: Any
@@ -45,6 +46,7 @@ class PipelinePasses:
     hidden: int
     context: Callable[[], AbstractContextManager[Any]]
     after_pass: Callable[[], None]
+    layer_major: LayerMajor | None = None
 
     def step(
         self, batches: Sequence[Batch], seeds: Sequence[int], count: torch.Tensor, backward: Callable[[torch.Tensor], None]
@@ -56,34 +58,56 @@ class PipelinePasses:
         work = StageWork([0.0] * len(batches))
         coming, returning = self._inbox(self.neighbours.before_in, batches), self._inbox(self.neighbours.behind_in, batches)
         losses = torch.zeros((), dtype=torch.float64, device=self.device)
-        begun: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = {}
+        begun: dict[int, _Begun] = {}
         for kind, index in pipeline_schedule.order(len(batches), self.stage.in_flight):
             if kind == "forward":
                 entered = self._taken(coming, work)
                 with _Timed(work, index, self.device):
                     torch.manual_seed(seeds[index])
-                    left = self._forward(batches[index], entered, count)
-                begun[index] = entered, left
+                    begun[index] = one = self._begin(batches[index], entered, count, seeds[index])
                 if self.stage.is_last:
-                    losses += left.detach()
+                    losses += one.left.detach()
                 elif self.neighbours.behind_out is not None:
-                    self._send(self.neighbours.behind_out, left.detach(), work)
+                    self._send(self.neighbours.behind_out, one.left.detach(), work)
             else:
-                entered, left = begun.pop(index)
+                one = begun.pop(index)
                 gradient = self._taken(returning, work)
                 with _Timed(work, index, self.device):
-                    if gradient is None:
-                        backward(left)
-                    else:
-                        torch.autograd.backward(left, gradient)
-                if entered is not None and self.neighbours.before_out is not None:
-                    assert entered.grad is not None
-                    self._send(self.neighbours.before_out, entered.grad, work)
+                    to_input = self._end(one, gradient, backward)
+                if one.entered is not None and self.neighbours.before_out is not None:
+                    assert to_input is not None
+                    self._send(self.neighbours.before_out, to_input, work)
             self.after_pass()
         before = time.perf_counter()
         self.neighbours.drain()
         work.waited_s += time.perf_counter() - before
         return float(losses), work
+
+    def _begin(self, batch: Batch, entered: torch.Tensor | None, count: torch.Tensor, seed: int) -> _Begun:
+        if self.layer_major is None:
+            return _Begun(entered, self._forward(batch, entered, count))
+        (hidden,), group = self.layer_major.forward([self._inputs(batch, entered)], [seed])
+        if not self.stage.is_last:
+            return _Begun(entered, hidden.to(self.dtype), group)
+        behind = hidden.detach().requires_grad_()
+        torch.manual_seed(seed)
+        with self.layer_major.behind(behind):
+            return _Begun(entered, self._forward(batch, entered, count), group, behind)
+
+    def _end(self, one: _Begun, gradient: torch.Tensor | None, backward: Callable[[torch.Tensor], None]) -> torch.Tensor | None:
+        """The backward pass of a micro-batch; the gradient of what came in."""
+        if one.group is None or gradient is None:
+            if gradient is None:
+                backward(one.left)
+            else:
+                torch.autograd.backward(one.left, gradient)
+        if one.group is None or self.layer_major is None:
+            return None if one.entered is None else one.entered.grad
+        if one.behind is not None:
+            gradient = one.behind.grad
+        assert gradient is not None
+        (to_input,) = self.layer_major.backward(one.group, [gradient], to_input=one.entered is not None)
+        return to_input
 
     @torch.no_grad()
     def summed_losses(self, batches: Sequence[Batch], count: torch.Tensor) -> float:
@@ -123,17 +147,30 @@ class PipelinePasses:
 
     def _forward(self, batch: Batch, entered: torch.Tensor | None, count: torch.Tensor) -> torch.Tensor:
         """The loss on the last stage, hidden states on any other."""
-        of_the_loss = ("labels", "labelled", *pair_batches.NAMES)
-        inputs = {name: value for name, value in batch.items() if name not in of_the_loss} if not self.stage.is_last else dict(batch)
-        if entered is not None:
-            del inputs["input_ids"]
-            inputs["inputs_embeds"] = entered.requires_grad_(torch.is_grad_enabled())
+        inputs = self._inputs(batch, entered)
         with self.context():
             if self.stage.is_last:
                 loss: torch.Tensor = self.model(**inputs, num_items_in_batch=count).loss
                 return loss
             hidden: torch.Tensor = self.model(**inputs).logits
         return hidden.to(self.dtype)
+
+    def _inputs(self, batch: Batch, entered: torch.Tensor | None) -> Batch:
+        inputs = {name: value for name, value in batch.items() if self.stage.is_last or name not in OF_THE_LOSS}
+        if entered is not None:
+            del inputs["input_ids"]
+            inputs["inputs_embeds"] = entered.requires_grad_(torch.is_grad_enabled())
+        return inputs
+
+
+@dataclass
+class _Begun:
+    """A micro-batch after its forward pass: what came in, what went out, and of a stage in `layer_major` what its backward pass needs."""
+
+    entered: torch.Tensor | None
+    left: torch.Tensor
+    group: Group | None = None
+    behind: torch.Tensor | None = None
 
 
 class _Timed:

@@ -24,13 +24,15 @@ from homelab.worker.checkpoints import optimizer_state, tensor_files, weights
 from homelab.worker.data.batches import Batch, Form, StepBatches, StepItem, copied
 from homelab.worker.data.rows import Row
 from homelab.worker.errors import WorkerError
+from homelab.worker.model import host_layers
+from homelab.worker.model.layer_major import LayerMajor
 from homelab.worker.model.pretrained import DTYPES, LoadedPart
 from homelab.worker.runtime import process_group
 from homelab.worker.runtime.step_timer import StepTimer
 from homelab.worker.runtime.task import Task
 from homelab.worker.strategies import gradient_norm
 from homelab.worker.strategies.base import Strategy
-from homelab.worker.strategies.pipeline import stage_model, stages_state
+from homelab.worker.strategies.pipeline import stage_model, stages_state, streamed_stage
 from homelab.worker.strategies.pipeline.neighbours import Neighbours
 from homelab.worker.strategies.pipeline.passes import PipelinePasses
 
@@ -77,7 +79,11 @@ class Stages(Strategy):
     def part(self) -> LoadedPart:
         stage = self.stage
         words = f"pipeline: layers {stage.begin} to {stage.end - 1} of {stage.layers}, stage {stage.number + 1} of {stage.count}"
-        return LoadedPart(reader=functools.partial(stage_model.load, stage=stage), is_stage=True, words=words, has_loss=stage.is_last)
+        reader: Callable[..., Any] = functools.partial(stage_model.load, stage=stage)
+        if streaming := self._task.streaming:
+            reader = streamed_stage.reader(self._task, stage)
+            words += f"; {streaming.layers} of them come from this machine's {streaming.host}"
+        return LoadedPart(reader=reader, is_stage=True, words=words, has_loss=stage.is_last)
 
     def batches(self, rows: Sequence[Row], *, steps: int, balance: Balance, form: Form) -> StepBatches:
         batches = self._batches_as(StageBatches, rows, steps, balance, form)
@@ -110,8 +116,12 @@ class Stages(Strategy):
 
     def _pipeline(self, model: Any, context: Callable[[], AbstractContextManager[Any]], after_pass: Callable[[], None]) -> PipelinePasses:
         assert self._neighbours is not None, "they are there before the first pass"
-        hidden = int(model.config.get_text_config().hidden_size)
-        return PipelinePasses(model, self.stage, self._neighbours, self._dtype, self._device, hidden, context, after_pass)
+        hidden, host = int(model.config.get_text_config().hidden_size), host_layers.of(model)
+        layer_major = None
+        if host is not None:
+            numbers = range(self.stage.begin, self.stage.end)
+            layer_major = LayerMajor(stage_model.decoder_of(model), numbers, host, context, torch.manual_seed, after_pass)
+        return PipelinePasses(model, self.stage, self._neighbours, self._dtype, self._device, hidden, context, after_pass, layer_major)
 
     def clip(self, model: Any, most: float) -> float:
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]

@@ -1,0 +1,89 @@
+"""Layers that have no room on a card and come to it one after the other: which ones, in which order, into which place. Pure.
+
+Where a frozen layer lies changes no number. The passes go layer by layer through all micro-batches of a group, forward, and then backward, so that
+a load serves the whole group twice where it lies at the turn, and once in each direction elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+MEMORY, DISK = "memory", "disk"
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """How many of a rank's layers come from its host (`MEMORY` or `DISK`), how many micro-batches go through a layer while it is there, and how many
+    layers have a place at once."""
+
+    layers: int
+    group: int
+    host: str
+    places: int = 2
+
+
+def streamed(begin: int, end: int, count: int) -> tuple[int, ...]:
+    """Which `count` of the layers `begin` to `end` (not included) come from the host: evenly spread, so that resident layers compute while one comes."""
+    layers = end - begin
+    assert 0 <= count <= layers, (begin, end, count)
+    return tuple(begin + place for place in range(layers) if (place + 1) * count // layers > place * count // layers)
+
+
+def visits(layers: Sequence[int]) -> list[int]:
+    """The streamed layers of a group's forward and backward pass, in the order in which they compute."""
+    return [*layers, *reversed(layers)]
+
+
+class PlaceBook:
+    """Which layer lies in which place. A layer that is needed takes the place of the one that is needed last (Belady, 1966)."""
+
+    def __init__(self, places: int) -> None:
+        assert places >= 1, places
+        self.held: list[int | None] = [None] * places
+        self.loads = 0
+
+    def place_of(self, layer: int) -> int | None:
+        """Where it lies; None: in the host's memory alone."""
+        return self.held.index(layer) if layer in self.held else None
+
+    def taken_for(self, layer: int, upcoming: Sequence[int]) -> int:
+        """The place that this layer takes now; `upcoming` computes after it. Counts as a load."""
+        place = max(range(len(self.held)), key=lambda one: (_next_use(self.held[one], upcoming), -one))
+        self.held[place] = layer
+        self.loads += 1
+        return place
+
+    def next_load(self, current: int, upcoming: Sequence[int]) -> tuple[int, int] | None:
+        """The layer that can come while `current` computes, and its place; None where each place is needed before it. Counts as a load."""
+        wanted = next((layer for layer in upcoming if layer not in self.held), None)
+        if wanted is None:
+            return None
+        at = _next_use(wanted, upcoming)
+        free = [place for place, held in enumerate(self.held) if held != current and _next_use(held, upcoming) > at]
+        if not free:
+            return None
+        place = max(free, key=lambda one: (_next_use(self.held[one], upcoming), -one))
+        self.held[place] = wanted
+        self.loads += 1
+        return wanted, place
+
+
+def _next_use(layer: int | None, upcoming: Sequence[int]) -> int:
+    """How many computations away this layer is; beyond all of them where it is not among them."""
+    return upcoming.index(layer) if layer is not None and layer in upcoming else len(upcoming) + (layer is None)
+
+
+def loads(layers: Sequence[int], places: int, groups: int) -> int:
+    """Loads of a step of so many groups, from empty places: 2 S - P in the first one and 2 S - 2 P in each later one, of S layers and P places."""
+    book, order = PlaceBook(places), _walk([visits(layers)] * groups)
+    for layer, upcoming in order:
+        if book.place_of(layer) is None:
+            book.taken_for(layer, upcoming)
+        book.next_load(layer, upcoming)
+    return book.loads
+
+
+def _walk(groups: Iterable[Sequence[int]]) -> list[tuple[int, list[int]]]:
+    whole = [layer for group in groups for layer in group]
+    return [(layer, whole[number + 1 :]) for number, layer in enumerate(whole)]

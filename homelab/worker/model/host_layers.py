@@ -1,0 +1,298 @@
+"""Frozen layers that lie in the host's memory, or in a file of its disk, and come to the device one after the other.
+
+A layer's frozen matrices are one block of bytes on the host: pinned memory beside a card, a file that is mapped into memory beside a processor, whose
+memory is the one that has no room. A place on the device holds one block; a layer's parameters look into the place while it lies there, and are
+empty otherwise, so that nothing computes with a layer that is not there. What stays on the device: adapters, norms, biases.
+
+bitsandbytes' product keeps the packed matrix outside of what autograd knows, and reads it again in its backward pass (autograd/_functions.py,
+MatMul4Bit: ctx.state). So the forward pass that has a graph and its backward pass must both end before the layer leaves its place: `layer_major`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from homelab.shared.law.streaming import PlaceBook
+from homelab.worker.errors import WorkerError, size_words
+
+ATTRIBUTE = "homelab_host_layers"
+_ALIGNED = 256  # bytes: what a card's copies and every type's views take
+_LEAST_BYTES = 1024  # smaller tensors stay: a quantised matrix's constants, which come with any of its parts
+_POISON = 255  # NaN in every floating-point type
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """One tensor of a layer: `holder.name` is it; its bytes begin at `offset` of the layer's block."""
+
+    holder: Any
+    name: str
+    offset: int
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @property
+    def size_bytes(self) -> int:
+        size_bytes: int = self.shape.numel() * self.dtype.itemsize
+        return size_bytes
+
+    def look_into(self, block: torch.Tensor) -> None:
+        setattr(self.holder, self.name, block[self.offset : self.offset + self.size_bytes].view(self.dtype).view(self.shape))
+
+
+@dataclass
+class _Layer:
+    module: Any
+    pieces: list[_Piece]
+    block: torch.Tensor
+    empty: list[torch.Tensor]
+
+    def leave(self) -> None:
+        """Its parameters are empty again."""
+        for piece, empty in zip(self.pieces, self.empty, strict=True):
+            setattr(piece.holder, piece.name, empty)
+
+
+@dataclass
+class _Place:
+    block: torch.Tensor
+    coming: Future[None] | None = None  # on a processor
+    arrived: Any = None  # on a card: events
+    left: Any = None
+    layer: int | None = None
+
+
+@dataclass
+class HostLayers:
+    """The streamed layers of a model, and the places on `device`. `file`: a path of the disk that holds the blocks instead of memory; it is gone at once,
+    and its room is free when the process ends. `bytes_per_s` slows a load down, for benchmarks. `in_turn`: each layer comes to another place, and a
+    place that is left is poisoned, for tests."""
+
+    device: torch.device
+    places: int = 2
+    file: Path | None = None
+    bytes_per_s: float | None = None
+    in_turn: bool = False
+    layers: dict[int, _Layer] = field(default_factory=dict)
+    upcoming: list[int] = field(default_factory=list)
+    has_graph: bool = False
+    loaded_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.book = PlaceBook(self.places)
+        self._places: list[_Place] = []
+        self._current: int | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+
+    @property
+    def host_bytes(self) -> int:
+        """What lies in the host's memory or file."""
+        return sum(layer.block.numel() for layer in self.layers.values())
+
+    def take(self, number: int, module: Any) -> None:
+        """Move the frozen matrices of this layer to the host."""
+        found = list(_frozen(module))
+        pieces, offset = [], 0
+        for holder, name, tensor in found:
+            pieces.append(_Piece(holder, name, offset, tensor.shape, tensor.dtype))
+            offset += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+        block = self._block(offset)
+        for piece, (_, _, tensor) in zip(pieces, found, strict=True):
+            if tensor.nbytes:
+                block[piece.offset : piece.offset + piece.size_bytes].copy_(tensor.detach().contiguous().view(-1).view(torch.uint8))
+        layer = _Layer(module, pieces, block, [torch.empty(0, dtype=tensor.dtype, device=self.device) for _, _, tensor in found])
+        layer.leave()
+        self.layers[number] = layer
+        module.register_forward_pre_hook(lambda *_: self._called(number))
+
+    def _block(self, size_bytes: int) -> torch.Tensor:
+        if self.file is None:
+            try:
+                return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+            except RuntimeError as error:
+                raise WorkerError(
+                    f"the host has no {size_words(size_bytes)} of pinned memory for another layer, after {size_words(self.host_bytes)}: {str(error).splitlines()[0]}",
+                    where="memory of the host", hint="close other programs on this machine, or use a smaller [model]; under WSL2, raise memory in .wslconfig",
+                ) from error  # fmt: skip
+        with contextlib.suppress(FileExistsError):
+            self.file.parent.mkdir(parents=True)
+        try:
+            with self.file.open("wb") as opened:
+                os.posix_fallocate(opened.fileno(), 0, size_bytes)
+            storage = torch.UntypedStorage.from_file(str(self.file), shared=True, nbytes=size_bytes)
+        except OSError as error:
+            raise WorkerError(
+                f"no room for {size_words(size_bytes)} of a streamed layer, after {size_words(self.host_bytes)}: {error.strerror}",
+                where=str(self.file.parent), hint="make room on this disk, or set the node's workdir to another one in cluster.toml",
+            ) from error  # fmt: skip
+        finally:
+            with contextlib.suppress(OSError):
+                self.file.unlink()
+        return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+    def begin(self, upcoming: Sequence[int]) -> None:
+        """What computes from now on, in order: of it, the streamed layers."""
+        self.upcoming = [layer for layer in upcoming if layer in self.layers]
+
+    @contextlib.contextmanager
+    def computing(self, number: int) -> Iterator[None]:
+        """Around all passes of a layer: it is there, and the next one is on its way. Nothing for a layer that is always there."""
+        if number not in self.layers:
+            yield
+            return
+        place = self._bring(number)
+        self._current = number
+        try:
+            yield
+        finally:
+            self._current = None
+            if self._stream is not None:
+                place.left = torch.cuda.Event()
+                place.left.record()
+
+    def _called(self, number: int) -> None:
+        """A layer is called. Outside of `layer_major` that is a pass without a graph: an evaluation, a small test of the model."""
+        if number == self._current:
+            return
+        if torch.is_grad_enabled() and not self.has_graph:
+            raise AssertionError(f"layer {number} is streamed, and its graph would outlive it: gradients are made by layer_major alone")
+        if not self.upcoming:  # the layers behind it, and those of the next pass
+            order = sorted(self.layers)
+            self.upcoming = [*order[order.index(number) :], *order]
+        place = self._bring(number)
+        if self._stream is not None:  # it may be overwritten after what is asked for now
+            place.left = None
+
+    def _bring(self, number: int) -> _Place:
+        if self.upcoming and self.upcoming[0] == number:
+            self.upcoming.pop(0)
+        held = self.book.place_of(number)
+        if held is None:
+            held = self.book.taken_for(number, self.upcoming)
+            self._load(number, held)
+        place = self._places_now()[held]
+        if place.coming is not None:
+            place.coming.result()
+            place.coming = None
+        if place.arrived is not None:
+            torch.cuda.current_stream(self.device).wait_event(place.arrived)
+        following = self.book.next_load(number, self.upcoming)
+        if following is not None:
+            self._load(*following)
+        return place
+
+    def _places_now(self) -> list[_Place]:
+        if not self._places:
+            size_bytes = max(layer.block.numel() for layer in self.layers.values())
+            self._places = [_Place(torch.empty(size_bytes, dtype=torch.uint8, device=self.device)) for _ in range(self.places)]
+            if self._stream is None:
+                self._thread = ThreadPoolExecutor(1, "layers")
+        return self._places
+
+    def _load(self, number: int, held: int) -> None:
+        place, layer = self._places_now()[held], self.layers[number]
+        if place.layer is not None:
+            self.layers[place.layer].leave()
+        if self.in_turn:  # the bytes of a layer that left are nowhere, and the new one comes to other ones
+            place.block.fill_(_POISON)
+            place.block = torch.empty_like(place.block)
+        place.layer = number
+        self.loaded_bytes += layer.block.numel()
+        there = place.block[: layer.block.numel()]
+        if self._stream is None:
+            assert self._thread is not None
+            place.coming = self._thread.submit(self._copy, there, layer.block)
+        else:
+            if place.left is not None:
+                self._stream.wait_event(place.left)
+            else:
+                self._stream.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(self._stream):
+                there.copy_(layer.block, non_blocking=True)
+                place.arrived = torch.cuda.Event()
+                place.arrived.record(self._stream)
+        for piece in layer.pieces:
+            piece.look_into(place.block)
+
+    def _copy(self, there: torch.Tensor, block: torch.Tensor) -> None:
+        began_s = time.perf_counter()
+        there.copy_(block)
+        if self.bytes_per_s is not None:
+            time.sleep(max(0.0, block.numel() / self.bytes_per_s - (time.perf_counter() - began_s)))
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """While it lasts, the parameters of all streamed layers look into the host: for digests and what else reads without computing."""
+        held = {place.layer: place.block for place in self._places if place.layer is not None}
+        for place in self._places:
+            if place.coming is not None:
+                place.coming.result()
+        for layer in self.layers.values():
+            for piece in layer.pieces:
+                piece.look_into(layer.block)
+        try:
+            yield
+        finally:
+            for number, layer in self.layers.items():
+                layer.leave()
+                for piece in layer.pieces if number in held else ():
+                    piece.look_into(held[number])
+
+
+@contextlib.contextmanager
+def shown(model: Any) -> Iterator[None]:
+    """`HostLayers.shown` of a model that may have none."""
+    host = of(model)
+    with host.shown() if host is not None else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def graph(model: Any) -> Iterator[None]:
+    """While it lasts, a pass may have a graph: for one that is looked at and never gone back through."""
+    host = of(model)
+    if host is None:
+        yield
+        return
+    host.has_graph = True
+    try:
+        yield
+    finally:
+        host.has_graph = False
+
+
+def of(model: Any) -> HostLayers | None:
+    """Those of a model, wrapped or with adapters or not; None where all of its layers are on the device."""
+    base = getattr(model, "module", model)
+    base = base.get_base_model() if hasattr(base, "get_base_model") else base
+    found: HostLayers | None = getattr(base, ATTRIBUTE, None)
+    return found
+
+
+def _frozen(module: Any) -> Iterator[tuple[Any, str, torch.Tensor]]:
+    """(holder, attribute, tensor) of a layer's frozen matrices: the parameters, and what bitsandbytes keeps beside them."""
+    for parameter in module.parameters():
+        if parameter.dim() < 2 or parameter.nbytes < _LEAST_BYTES:
+            continue
+        state = getattr(parameter, "quant_state", None)
+        beside = [(parameter, "SCB", getattr(parameter, "SCB", None)), (parameter, "CB", getattr(parameter, "CB", None))]
+        if state is not None:
+            beside = [(state, "absmax", state.absmax), *([(state.state2, "absmax", state.state2.absmax)] if state.nested else [])]
+        yield parameter, "data", parameter.data
+        for holder, name, tensor in beside:
+            if tensor is None:
+                continue
+            if tensor.data_ptr() == parameter.data_ptr():  # bitsandbytes names the 8-bit matrix twice
+                setattr(holder, name, None)
+            elif tensor.nbytes >= _LEAST_BYTES:
+                yield holder, name, tensor

@@ -1,0 +1,166 @@
+"""Passes layer by layer: all micro-batches of a group through one layer, then through the next; and back, where each layer computes again what its gradient needs.
+
+Each layer is there once in each direction for the whole group. The gradients of a weight add up in the order of the micro-batches, so that the
+sums are those of one micro-batch after the other to the last bit. Memory is that of activation checkpointing, times the micro-batches of the group:
+the input of every layer, which lies in the host's memory beside a card.
+
+The model's own code runs before the first layer and behind the last one: stand-ins take the places of the layers, note what the model gives to each
+(masks, positions), and hand the last hidden states over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from homelab.worker.data import pair_batches
+from homelab.worker.model.host_layers import HostLayers
+
+Batch = dict[str, Any]
+OF_THE_LOSS = ("labels", "labelled", *pair_batches.NAMES)
+
+
+@dataclass
+class _Given:
+    """What the model gives to its layers for a micro-batch: the first hidden states, and each layer's other arguments."""
+
+    entered: torch.Tensor | None = None
+    others: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
+    hidden: torch.Tensor | None = None
+    """What the stand-ins hand on; None: what came in."""
+
+
+@dataclass
+class Group:
+    """The forward passes of some micro-batches, until their backward passes: seeds, arguments, and the input of each layer, by layer and micro-batch."""
+
+    seeds: Sequence[int]
+    given: list[_Given]
+    inputs: list[list[torch.Tensor]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class LayerMajor:
+    """The layers `numbers` of a decoder, some of which `host` streams. `context` is around every computation (autocast); `seed` sets the random numbers
+    of a micro-batch; `after_layer` is called when one is through a layer."""
+
+    decoder: Any
+    numbers: Sequence[int]
+    host: HostLayers
+    context: Callable[[], AbstractContextManager[Any]]
+    seed: Callable[[int], None]
+    after_layer: Callable[[], None]
+
+    def forward(self, batches: Sequence[Batch], seeds: Sequence[int]) -> tuple[list[torch.Tensor], Group]:
+        """The hidden states behind the last layer, without a graph, and what their backward pass needs."""
+        group = Group(seeds, [self._enter(batch, seed) for batch, seed in zip(batches, seeds, strict=True)])
+        hidden = [_plain(given.entered) for given in group.given]
+        self.host.begin([*self.numbers, *reversed(self.numbers)])
+        for place, number in enumerate(self.numbers):
+            group.inputs.append([self._kept(one) for one in hidden])
+            with self.host.computing(number), torch.no_grad():
+                for index in range(len(hidden)):
+                    hidden[index] = self._through(number, place, group, index, hidden[index])
+            self.after_layer()
+        return hidden, group
+
+    def backward(self, group: Group, gradients: list[torch.Tensor], *, to_input: bool = False) -> list[torch.Tensor | None]:
+        """Add the gradients of all weights, from those of the last hidden states; those of the first hidden states, where `to_input` or something before
+        the layers is trained, which then gets its own."""
+        self.host.begin([*reversed(self.numbers), *self.numbers])
+        entered = [given.entered for given in group.given]
+        coming: list[torch.Tensor | None] = list(gradients)
+        self.host.has_graph = True
+        try:
+            for place, number in reversed(list(enumerate(self.numbers))):
+                inputs = group.inputs.pop()
+                with self.host.computing(number):
+                    for index, kept in enumerate(inputs):
+                        given = entered[index]
+                        wants = place > 0 or to_input or (given is not None and given.requires_grad)
+                        hidden = kept.to(gradients[index].device, non_blocking=True).detach().requires_grad_(wants)
+                        left = self._through(number, place, group, index, hidden)
+                        if left.requires_grad:
+                            torch.autograd.backward(left, coming[index])
+                        coming[index] = hidden.grad if wants else None
+                self.after_layer()
+        finally:
+            self.host.has_graph = False
+        for before, gradient in zip(entered, coming, strict=True):
+            if before is not None and before.requires_grad and gradient is not None and not to_input:
+                torch.autograd.backward(before, gradient)
+        return coming
+
+    @contextlib.contextmanager
+    def behind(self, hidden: torch.Tensor) -> Iterator[None]:
+        """While it lasts, the model computes with these hidden states behind its last layer: its norm, its head, its loss."""
+        with self._stand_ins(_Given(hidden=hidden)):
+            yield
+
+    def _enter(self, batch: Batch, seed: int) -> _Given:
+        given = _Given()
+        self.seed(seed)
+        with self._stand_ins(given), self.context():
+            self.decoder(**{name: value for name, value in batch.items() if name not in OF_THE_LOSS})
+        for arguments, named in given.others:
+            if any(isinstance(value, torch.Tensor) and value.requires_grad for value in (*arguments, *named.values())):
+                raise AssertionError("a layer gets something beside its hidden states that has a gradient")
+        return given
+
+    def _through(self, number: int, place: int, group: Group, index: int, hidden: torch.Tensor) -> torch.Tensor:
+        arguments, named = group.given[index].others[place]
+        self.seed(group.seeds[index])
+        with self.context():
+            left = self.decoder.layers[number](hidden, *arguments, **named)
+        result: torch.Tensor = left[0] if isinstance(left, tuple) else left
+        return result
+
+    def _kept(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The input of a layer until its backward pass: on the host beside a card."""
+        if hidden.device.type != "cuda":
+            return hidden
+        kept = torch.empty(hidden.shape, dtype=hidden.dtype, pin_memory=True)
+        kept.copy_(hidden, non_blocking=True)
+        return kept
+
+    @contextlib.contextmanager
+    def _stand_ins(self, given: _Given) -> Iterator[None]:
+        layers = self.decoder.layers
+        real = dict(layers._modules)
+        own = {str(number) for number in self.numbers}
+        for name, layer in real.items():
+            if name in own:
+                layers._modules[name] = StandIn(layer, given)
+        try:
+            yield
+        finally:
+            layers._modules.update(real)
+
+
+class StandIn(torch.nn.Module):
+    """In the place of a layer: it notes what it is given, and hands on what comes in, or what it is told to."""
+
+    def __init__(self, original: torch.nn.Module, given: _Given) -> None:
+        super().__init__()
+        for name, value in vars(original).items():  # models ask their layers what kind of attention they have
+            if not name.startswith("_") and name != "training" and isinstance(value, str | int | bool | None):
+                setattr(self, name, value)
+        self.given = given
+
+    def forward(self, hidden_states: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
+        if self.given.hidden is not None:
+            return self.given.hidden
+        if self.given.entered is None:
+            self.given.entered = hidden_states
+        self.given.others.append((arguments, named))
+        return hidden_states
+
+
+def _plain(entered: torch.Tensor | None) -> torch.Tensor:
+    assert entered is not None, "the model called no layer"
+    return entered.detach()

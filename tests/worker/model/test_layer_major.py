@@ -1,0 +1,194 @@
+"""Layer-major passes over layers that lie on the host: every gradient is that of resident layers to the last bit, and the naive way is not."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from homelab.shared.law import streaming
+from homelab.shared.protocol.quantisation import INT8, NF4
+from homelab.shared.recipe import Method
+from homelab.worker.model import build, host_layers
+from homelab.worker.model.host_layers import HostLayers
+from homelab.worker.model.layer_major import LayerMajor
+from homelab.worker.strategies.pipeline import streamed_stage
+from homelab.worker.strategies.pipeline.stage_model import decoder_of
+from tests.worker import harness
+
+pytestmark = pytest.mark.timeout(120)
+LAYERS, BATCHES, STEPS = 8, 4, 3
+COUNT = torch.tensor(300)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return harness.tiny_llama(tmp_path_factory.mktemp("deep") / "tiny-llama", hidden=64, intermediate=128, layers=LAYERS)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def adapted(files: Path, how: str | None, host: HostLayers | None = None, count: int = 0) -> Any:
+    """The model with adapters that answer something, and its streamed layers."""
+    reader = None
+    if host is not None:
+
+        def reader(path: str, **options: Any) -> Any:
+            return streamed_stage.load(path, stage=None, host=host, count=count, **options)
+
+    model = build.load_base(str(files), None, how, torch.float32, None, "here", reader)
+    model.config.use_cache = False
+    build.enable_checkpointing(model)
+    model = build.add_adapters(model, Method(kind="lora", rank=4, alpha=8), 1)
+    drawn = torch.Generator().manual_seed(3)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:  # from zeros, half of all gradients would be zero whatever else is wrong
+            parameter.data.normal_(generator=drawn)
+    return model.train()
+
+
+def batches() -> list[dict[str, torch.Tensor]]:
+    drawn = torch.Generator().manual_seed(5)
+    tokens = [torch.randint(3, 200, (2, 40 + 4 * number), generator=drawn) for number in range(BATCHES)]
+    return [{"input_ids": one, "labels": one.clone()} for one in tokens]
+
+
+def stepped(model: Any, passes: Any) -> list[tuple[float, dict[str, torch.Tensor]]]:
+    """Some steps of AdamW: the loss and the gradients of each."""
+    optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], 1e-3)
+    seen = []
+    for _ in range(STEPS):
+        loss = passes()
+        seen.append((loss, {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.requires_grad}))
+        optimizer.step()
+        optimizer.zero_grad()
+    return seen
+
+
+def in_order(model: Any, given: list[dict[str, torch.Tensor]]) -> float:
+    """One micro-batch after the other, each layer's activations recomputed by torch."""
+    summed = 0.0
+    for batch in given:
+        loss = model(**batch, num_items_in_batch=COUNT).loss
+        loss.backward()
+        summed += float(loss)
+    return summed
+
+
+def by_layer(model: Any, host: HostLayers, given: list[dict[str, torch.Tensor]], group: int) -> float:
+    passes = LayerMajor(decoder_of(model), range(LAYERS), host, contextlib.nullcontext, torch.manual_seed, lambda: None)
+    summed = 0.0
+    for begin in range(0, len(given), group):
+        some = given[begin : begin + group]
+        hidden, begun = passes.forward(some, [1] * len(some))
+        gradients = []
+        for batch, last in zip(some, hidden, strict=True):
+            leaf = last.detach().requires_grad_()
+            with passes.behind(leaf):
+                loss = model(**batch, num_items_in_batch=COUNT).loss
+            loss.backward()
+            summed += float(loss)
+            gradients.append(leaf.grad)
+        passes.backward(begun, gradients)
+    return summed
+
+
+def differing(one: list[tuple[float, dict[str, torch.Tensor]]], other: list[tuple[float, dict[str, torch.Tensor]]]) -> list[str]:
+    return [
+        f"step {step} {name}"
+        for step, ((_, before), (_, after)) in enumerate(zip(one, other, strict=True))
+        for name in before
+        if not torch.equal(before[name], after[name])
+    ]
+
+
+@pytest.mark.parametrize("how", [NF4, INT8, None])
+def test_gradients_are_those_of_resident_layers(how: str | None, files: Path, tmp_path: Path) -> None:
+    model = adapted(files, how)
+    resident = stepped(model, lambda: in_order(model, batches()))
+    for count, group, places in ((LAYERS, 1, 1), (LAYERS, 2, 2), (LAYERS, BATCHES, 3), (3, BATCHES, 2)):
+        host = HostLayers(torch.device("cpu"), places, tmp_path / "layers" if count == 3 else None, in_turn=True)
+        streamed = adapted(files, how, host, count)
+        seen = stepped(streamed, lambda host=host, streamed=streamed, group=group: by_layer(streamed, host, batches(), group))
+        assert [loss for loss, _ in seen] == [loss for loss, _ in resident]
+        assert differing(resident, seen) == []
+        assert host.book.loads == streaming.loads(streaming.streamed(0, LAYERS, count), places, STEPS * BATCHES // group)
+
+
+@pytest.mark.parametrize("how", [NF4, INT8, None])
+def test_checkpointing_around_streamed_layers_ends_with_an_error(how: str | None, files: Path) -> None:
+    """torch recomputes a layer without its hooks: the layer is not there, and its parameters are empty rather than another layer's."""
+    host = HostLayers(torch.device("cpu"), 2, in_turn=True)
+    streamed = adapted(files, how, host, LAYERS)
+    host.has_graph = True
+    with pytest.raises(RuntimeError, match=r"size|shape"):
+        in_order(streamed, batches())
+
+
+@pytest.mark.parametrize("how", [INT8, None])
+def test_a_graph_that_outlives_its_layer_is_seen(how: str | None, files: Path) -> None:
+    """The control: forward passes whose graph keeps what a place holds. Their loss is right, and the comparison above finds the gradients wrong."""
+    model = adapted(files, how)
+    resident = stepped(model, lambda: in_order(model, batches()))
+    host = HostLayers(torch.device("cpu"), 2, in_turn=True)
+    streamed = adapted(files, how, host, LAYERS)
+    streamed.gradient_checkpointing_disable()
+    host.has_graph = True
+    seen = stepped(streamed, lambda: in_order(streamed, batches()))
+    assert seen[0][0] == resident[0][0], "the forward passes are right"
+    assert len(differing(resident[:1], seen[:1])) > 50
+
+
+def test_a_graph_outside_of_layer_major_is_refused(files: Path) -> None:
+    host = HostLayers(torch.device("cpu"))
+    streamed = adapted(files, NF4, host, 2)
+    with pytest.raises(AssertionError, match="layer_major alone"):
+        in_order(streamed, batches()[:1])
+    with torch.no_grad():  # an evaluation may
+        streamed(**batches()[0], num_items_in_batch=COUNT)
+
+
+def test_what_lies_on_the_host_is_not_on_the_device(files: Path) -> None:
+    """Bytes of the frozen matrices: those of the places, and none of a streamed layer beside them."""
+    host = HostLayers(torch.device("cpu"), 2)
+    streamed = adapted(files, NF4, host, LAYERS)
+    named = decoder_of(streamed).layers.named_parameters()
+    matrices = [one for name, one in named if name.endswith("base_layer.weight")]
+    assert len(matrices) == 7 * LAYERS
+    assert sum(one.nbytes for one in matrices) == 0
+    by_layer(streamed, host, batches(), BATCHES)
+    gc.collect()
+    held = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in matrices if one.nbytes}
+    assert 0 < sum(held.values()) <= 2 * max(layer.block.numel() for layer in host.layers.values())
+    packed = LAYERS * sum(
+        matrix.numel() // 2
+        for matrix in (torch.empty(64, 64), torch.empty(64, 64), torch.empty(32, 64), torch.empty(32, 64), *[torch.empty(128, 64)] * 3)
+    )
+    assert packed <= host.host_bytes <= 1.1 * packed
+
+
+def test_digests_see_what_lies_on_the_host(files: Path) -> None:
+    from homelab.worker.model import weight_digests
+
+    whole = weight_digests.base(adapted(files, NF4))
+    host = HostLayers(torch.device("cpu"), 2)
+    streamed = adapted(files, NF4, host, 5)
+    assert weight_digests.base(streamed) == whole
+    number = next(iter(host.layers))
+    host.layers[number].block[100] ^= 1
+    assert weight_digests.base(streamed) != whole
+    host.layers[number].block[100] ^= 1
+    by_layer(streamed, host, batches(), BATCHES)
+    assert weight_digests.base(streamed) == whole, "and the places that held layers are as before"
+    assert host_layers.of(streamed) is host
