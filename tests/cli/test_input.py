@@ -96,7 +96,7 @@ def test_the_curve_over_numbers_of_machines(quiet_desk: Desk) -> None:
 
 
 def test_what_if_where_it_fits_nowhere_now(quiet_desk: Desk) -> None:
-    quiet_desk.write("small.toml", '[[nodes]]\nname = "old"\nhost = "127.0.0.1"\ngpus = [{ model = "GTX 1650", vram_gb = 4 }]\n')
+    quiet_desk.write("small.toml", '[[nodes]]\nname = "old"\nhost = "127.0.0.1"\ngpus = [{ model = "GTX 1650", vram_gb = 1 }]\n')
     quiet_desk.write("known.toml", LAW.replace("/nowhere/model", "meta-llama/Llama-2-7b-hf").replace('"lora"', '"qlora"'))
     command = ["plan", "known.toml", "--offline", "--cluster", "small.toml", "--what-if", "+RTX3090"]
     shown = " ".join(quiet_desk.homelab(*command, code=0).stdout.split())

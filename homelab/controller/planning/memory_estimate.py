@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from homelab.controller.base.models import Value
+from homelab.controller.base.units import gigabytes
 
 
 class MemoryItem(Value):
@@ -10,6 +13,34 @@ class MemoryItem(Value):
 
     name: str
     size_bytes: int
+
+
+class StreamingPlan(Value):
+    """Layers of a rank that come from its host, see `homelab.shared.law.streaming`: each has `layer_bytes`, and so many bytes come in a second."""
+
+    layers: int
+    group: int
+    host: Literal["memory", "disk"]
+    places: int
+    layer_bytes: int
+    bytes_per_s: float
+
+    @property
+    def host_bytes(self) -> int:
+        """What the host holds of the layers."""
+        return self.layers * self.layer_bytes
+
+    def step_s(self, compute_s: float, passes: int) -> float:
+        """Seconds of a step of so many passes that computes for `compute_s`: layers come while others compute. The first one is waited for."""
+        groups = -(-passes // self.group)
+        return max(compute_s, 2 * groups * self.host_bytes / self.bytes_per_s) + self.layer_bytes / self.bytes_per_s
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        layers = "1 layer is" if self.layers == 1 else f"{self.layers} layers are"
+        rate = f"{self.bytes_per_s / 1e9:g} GB/s (assumed)"
+        return f"{layers} streamed from the host's {self.host}: {gigabytes(self.host_bytes)} GB, at {rate}"
 
 
 class DryRun(Value):

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from homelab.controller.base.models import DisplayValue, Value
-from homelab.controller.planning.memory_estimate import MemoryEstimate
+from homelab.controller.planning.memory_estimate import MemoryEstimate, StreamingPlan
 from homelab.shared.law.speed import Speed
 from homelab.shared.recipe.parallel import StrategyName
 
@@ -53,11 +53,12 @@ class RankPlan(Value):
     card: str | None = None
     capability: tuple[int, int] | None = None
     stage: StagePlan | None = None
+    streaming: StreamingPlan | None = None
 
     @property
     def holds_all_layers(self) -> bool:
-        """Whether it holds the whole model, or its part of every layer."""
-        return self.stage is None
+        """Whether its device holds the whole model, or its part of every layer."""
+        return self.stage is None and self.streaming is None
 
     def work_text(self, rows: int) -> str:
         """Its rows of a batch of so many, or its layers of all rows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 BASE_WEIGHTS = "base weights"
+PLACES = "places of streamed layers"
 CASTED_WEIGHTS = "16-bit copies of the weights (autocast)"
 ADAPTERS = "adapters"
 GRADIENTS = "gradients"

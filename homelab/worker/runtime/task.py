@@ -151,7 +151,7 @@ class Task:
     def streaming(self) -> Streaming | None:
         """Which layers of this rank come from its host; None where all are on its device."""
         streaming = self.ranks[self.rank].streaming
-        return None if streaming is None else Streaming(**streaming)
+        return None if streaming is None else Streaming(*(streaming[name] for name in ("layers", "group", "host", "places")))
 
     @property
     def stage_ranks(self) -> tuple[int, ...]:

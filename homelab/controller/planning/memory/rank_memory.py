@@ -42,6 +42,7 @@ from homelab.shared.protocol.memory_items import (
     HELD,
     LOGITS,
     OPTIMIZER,
+    PLACES,
     STEP,
     WORKING_SET,
 )
@@ -51,7 +52,7 @@ REMAINDER = "what PowerSGD has not sent"
 # What comes and goes within a step, and what a dry run sees of all this.
 MOVING = division.MOVING
 SEEN_BY_A_DRY_RUN = (BASE_WEIGHTS, ADAPTERS, GRADIENTS, OPTIMIZER, *MOVING)
-STATE = (BASE_WEIGHTS, CASTED_WEIGHTS, ADAPTERS, GATHERED, GRADIENTS, EXCHANGED, OPTIMIZER)  # whatever the rows of a pass are
+STATE = (BASE_WEIGHTS, PLACES, CASTED_WEIGHTS, ADAPTERS, GATHERED, GRADIENTS, EXCHANGED, OPTIMIZER)  # whatever the rows of a pass are
 WORKSPACES = "cuBLAS workspaces"
 ALLOCATOR = "allocator rounding"
 CONTEXT = "CUDA context"

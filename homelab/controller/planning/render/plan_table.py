@@ -32,7 +32,8 @@ def table(plan: Plan, *, why: bool = False, commands: bool = False) -> Renderabl
         for node in plan.nodes
         for card in node.spare_cards
     ]
-    parts: list[RenderableType] = [head, Text(), _ranks(plan), *spare]
+    streamed = [Text(f"rank {rank.rank}: {rank.streaming.text}", style="dim") for rank in plan.ranks if rank.streaming is not None]
+    parts: list[RenderableType] = [head, Text(), _ranks(plan), *streamed, *spare]
     if why or all(rank.memory is None for rank in plan.ranks):
         parts += [Text(), _memory(plan)]
     parts += [Text(), *([time_table.of_plan(plan)] if why or plan.time is None else (Text(f"- {line}") for line in plan.time.verdict))]

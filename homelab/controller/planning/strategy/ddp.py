@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from homelab.controller.base.errors import InputError
 from homelab.controller.planning.strategy import ranks
 from homelab.controller.planning.strategy.base import Assignment, Strategy
+from homelab.controller.planning.strategy.pipeline import streamed_rank
 from homelab.controller.planning.time import hidden_wire, network_cost
 from homelab.controller.planning.time.hidden_wire import LastPass
 from homelab.controller.planning.work.job import Job, TrainingJob
@@ -27,7 +28,10 @@ class Ddp(Strategy):
                 where="recipe, [parallel] compress",
                 hint='compress = "bf16" halves the bytes with any precision; or [train] precision = "bf16" or "fp32"',
             )
-        return ranks.whole_models(job) if isinstance(job, TrainingJob) else ranks.programs(job)
+        if not isinstance(job, TrainingJob):
+            return ranks.programs(job)
+        streamed = streamed_rank.alone(job) if job.machines.world_size == 1 else None
+        return streamed or ranks.whole_models(job)
 
     def step_bytes(self, job: TrainingJob, passes: int) -> int | None:
         """The gradient of everything that is trained, as it is compressed."""

@@ -98,8 +98,12 @@ def estimate(job: TrainingJob, strategy: NetworkCost, ranks: Sequence[RankPlan])
     workers = workers_of(recipe, ranks, speeds.speeds, speeds.sources, padded=bool(rows.padded), slowdown=slowdown)
     lengths = rows.lengths(recipe.train.global_batch, recipe.train.seq_len)
     rows_of = None if recipe.parallel.shares == "auto" else [worker.share for worker in workers]
-    sync = sync_of(job, strategy, len(workers), passes=max(map(len, passes_of(workers, lengths, rows_of))))
-    busy = busy_s(workers, lengths, rows_of)
+    passes = [len(own) for own in passes_of(workers, lengths, rows_of)]
+    sync = sync_of(job, strategy, len(workers), passes=max(passes))
+    busy = [
+        rank.streaming.step_s(own_s, count) if rank.streaming else own_s
+        for rank, own_s, count in zip(ranks, busy_s(workers, lengths, rows_of), passes, strict=True)
+    ]
     (wire_s, hidden_s), tokens = sync.seconds(workers, last_passes(workers, lengths, rows_of)), sum(lengths)
     exchange_s = wire_s + sync.waiting_s(len(workers))
     step_s = max(busy) + exchange_s

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from homelab.controller.planning.machines import host_room
+from homelab.controller.planning.machines.host_room import HostRoom
 from homelab.controller.planning.machines.machines import RankSlot
-from homelab.controller.planning.memory_estimate import MemoryItem
+from homelab.controller.planning.memory import streamed_memory
+from homelab.controller.planning.memory_estimate import MemoryItem, StreamingPlan
 from homelab.controller.planning.model.architecture import Architecture
 from homelab.controller.planning.strategy import ranks
 from homelab.controller.planning.strategy.pipeline import stage_memory, stage_time
@@ -18,6 +22,7 @@ from homelab.controller.planning.work.job import TrainingJob
 from homelab.shared.law import pipeline_schedule
 from homelab.shared.law.limits import Limits
 from homelab.shared.law.speed import Speed
+from homelab.shared.recipe import Train
 
 _SAME_MACHINE_BYTES_PER_S = 5e9  # through host memory; assumed
 InFlight = Callable[[int, int], int]  # of (stage, stages)
@@ -25,10 +30,11 @@ InFlight = Callable[[int, int], int]  # of (stage, stages)
 
 @dataclass(frozen=True)
 class MicroBatching:
-    """A training whose micro-batches have `rows` rows."""
+    """A training whose micro-batches have `rows` rows. `streams`: layers without room come from a rank's host."""
 
     job: TrainingJob
     rows: int
+    streams: bool = False
 
     @cached_property
     def shape(self) -> Architecture:
@@ -77,14 +83,61 @@ class MicroBatching:
 
     def seconds(self, rank: int, stage: int, layers: int) -> float:
         """What so many layers take of a step on this rank, as this stage."""
-        return self.costs.work(layers, is_last=self._is_last(stage)) * sum(self._passes_s[rank])
+        times = self._times_of(rank, stage, layers, 1)
+        return sum(times.forward_s) + sum(times.backward_s)
 
     def items(self, rank: int, stage: int, layers: int, in_flight: int) -> tuple[MemoryItem, ...]:
         """What the rank holds with so many layers, as this stage."""
-        recipe, part = self.job.recipe, Part(layers, stage == 0, self._is_last(stage))
-        return stage_memory.estimate(
-            self.shape, recipe.method, recipe.train, ranks.setup_of(self.job, self.slots[rank], self.rows), part, in_flight
+        streaming = self.streaming(rank, stage, layers, in_flight)
+        if not streaming:
+            return self._resident(rank, stage, layers, in_flight, self.job.recipe.train)
+        return self._streamed(rank, stage, layers, in_flight, streaming.layers)
+
+    def streaming(self, rank: int, stage: int, layers: int, in_flight: int) -> StreamingPlan | None:
+        """What of so many layers comes from the rank's host; None where it has room for them, or no room even so."""
+        available = self.slots[rank].memory()[0]
+        if not self.streams or available is None or not layers:
+            return None
+        if sum(item.size_bytes for item in self._resident(rank, stage, layers, in_flight, self.job.recipe.train)) <= available:
+            return None
+        count = streamed_memory.fewest(self._streamed(rank, stage, layers, in_flight, 0), self._layer_bytes, available, layers)
+        if not count:
+            return None
+        room = self._rooms[rank]
+        streaming = StreamingPlan(
+            layers=count,
+            group=1,
+            host=room.kind,
+            places=streamed_memory.PLACES_AT_ONCE,
+            layer_bytes=self._layer_bytes,
+            bytes_per_s=room.bytes_per_s,
         )
+        inputs_bytes = 0 if self._kept_layers(layers) else layers * in_flight * self._boundary_bytes(rank)
+        return streaming if room.takes(streaming.host_bytes + inputs_bytes) else None
+
+    def _resident(self, rank: int, stage: int, layers: int, in_flight: int, train: Train) -> tuple[MemoryItem, ...]:
+        setup, part = ranks.setup_of(self.job, self.slots[rank], self.rows), Part(layers, stage == 0, self._is_last(stage))
+        return stage_memory.estimate(self.shape, self.job.recipe.method, train, setup, part, in_flight)
+
+    def _streamed(self, rank: int, stage: int, layers: int, in_flight: int, count: int) -> tuple[MemoryItem, ...]:
+        train = dataclasses.replace(self.job.recipe.train, gradient_checkpointing=True)
+        items = self._resident(rank, stage, layers, in_flight, train)
+        return streamed_memory.on_device(items, self._layer_bytes, self._boundary_bytes(rank), count, in_flight, self._kept_layers(layers))
+
+    def _kept_layers(self, layers: int) -> int:
+        return 0 if self.job.machines.device == "cuda" else layers
+
+    @cached_property
+    def _layer_bytes(self) -> int:
+        return streamed_memory.layer_bytes(self.shape, self.job.recipe.method, self.job.precision)
+
+    def _boundary_bytes(self, rank: int) -> int:
+        return streamed_memory.boundary_bytes(self.shape, self.job.recipe.train, ranks.setup_of(self.job, self.slots[rank], self.rows))
+
+    @cached_property
+    def _rooms(self) -> list[HostRoom]:
+        names = [slot.node.name for slot in self.slots]
+        return [host_room.of(slot, names.count(slot.node.name)) for slot in self.slots]
 
     def fits(self, rank: int, stage: int, layers: int, in_flight: int) -> bool:
         """Whether the rank has room for that; yes where its memory is not known."""
@@ -114,11 +167,17 @@ class MicroBatching:
         """The passes and messages of every stage."""
         times = []
         for stage, (rank, count) in enumerate(zip(order, layers, strict=True)):
-            whole = self._passes_s[rank]
-            forward, backward = (part(count, is_last=self._is_last(stage)) for part in (self.costs.forward, self.costs.backward))
             messages = [0.0 if self._is_last(stage) else self._message_s(rank, order[stage + 1], tokens) for tokens in self.passes]
-            times.append(StageTimes([forward * one for one in whole], [backward * one for one in whole], messages, in_flight[stage]))
+            own = self._times_of(rank, stage, count, in_flight[stage])
+            times.append(dataclasses.replace(own, message_s=messages))
         return times
+
+    def _times_of(self, rank: int, stage: int, layers: int, in_flight: int) -> StageTimes:
+        """The passes of a stage. Each waits for the streamed layers where these take longer than it computes."""
+        whole, streaming = self._passes_s[rank], self.streaming(rank, stage, layers, in_flight)
+        least_s = streaming.host_bytes / streaming.bytes_per_s if streaming else 0.0
+        forward, backward = (part(layers, is_last=self._is_last(stage)) for part in (self.costs.forward, self.costs.backward))
+        return StageTimes([max(least_s, forward * one) for one in whole], [max(least_s, backward * one) for one in whole], [], in_flight)
 
     def _is_last(self, stage: int) -> bool:
         return stage == self.stages - 1

@@ -11,7 +11,7 @@ from homelab.controller.planning.model.architecture import ALL_LINEAR
 from homelab.controller.planning.strategy import ranks, shares
 from homelab.controller.planning.strategy.base import Assignment, Automatic
 from homelab.controller.planning.strategy.divided import Divided, Fault
-from homelab.controller.planning.strategy.pipeline import one_card, pipeline_plan, stage_memory, stage_time
+from homelab.controller.planning.strategy.pipeline import one_card, pipeline_plan, stage_memory, stage_time, streamed_rank
 from homelab.controller.planning.strategy.pipeline.micro_batching import MicroBatching
 from homelab.controller.planning.time import network_cost, step_time
 from homelab.controller.planning.time.network_cost import NetworkCost
@@ -38,7 +38,7 @@ class Pipeline(Divided):
         train, DoesNotFit where no cut has room."""
         job = self.trainable(job)
         if job.machines.world_size == 1:
-            return ranks.whole_models(job)
+            return streamed_rank.alone(job) or ranks.whole_models(job)
         stages = pipeline_plan.fastest(job)
         planned = pipeline_plan.rank_plans(stages)
         saved = Choice(
@@ -185,7 +185,7 @@ def time_estimate(job: TrainingJob, strategy: NetworkCost, planned: Sequence[Ran
     stages = {rank.rank: rank.stage for rank in planned if rank.stage is not None}
     order = sorted(stages, key=lambda rank: stages[rank].number)
     layers, in_flight = [stages[rank].end - stages[rank].begin for rank in order], [stages[rank].in_flight for rank in order]
-    batching = MicroBatching(job, planned[0].micro_batch)
+    batching = MicroBatching(job, planned[0].micro_batch, streams=any(rank.streaming for rank in planned))
     rows, sources, speeds, tokens = job.workload.rows, job.workload.speeds.sources, batching.speeds, sum(batching.passes)
     times = batching.times(order, layers, in_flight)
     fixed_s = max(speeds[rank].step_s * stages[rank].work for rank in order)

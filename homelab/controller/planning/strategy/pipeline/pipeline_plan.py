@@ -15,7 +15,7 @@ from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.planning.memory.scenario import DoesNotFit, NodesWithoutRoom
 from homelab.controller.planning.memory_estimate import MemoryEstimate
 from homelab.controller.planning.strategy import ranks
-from homelab.controller.planning.strategy.pipeline import stage_time
+from homelab.controller.planning.strategy.pipeline import stage_time, streamed_rank
 from homelab.controller.planning.strategy.pipeline.micro_batching import MicroBatching
 from homelab.controller.planning.types import Choice, RankPlan, StagePlan
 from homelab.controller.planning.work.job import TrainingJob
@@ -42,6 +42,8 @@ def fastest(job: TrainingJob) -> StageLayout:
     most_rows = max(1, batch // job.machines.world_size)
     sizes = [min(asked, batch)] if asked != "auto" else [rows for rows in _MICRO_BATCHES if rows <= most_rows]
     candidates = [stages for rows in sizes for stages in _cuts(MicroBatching(job, rows))]
+    if not candidates and streamed_rank.why_not(job) is None:
+        candidates = [stages for rows in sizes for stages in _cuts(MicroBatching(job, rows, streams=True))]
     if not candidates:
         raise _does_not_fit(MicroBatching(job, 1))
     return min(candidates, key=lambda one: (one.step_s, one.batching.rows, one.cut.order))
@@ -81,7 +83,8 @@ def rank_plans(stages: StageLayout) -> tuple[RankPlan, ...]:
         memory = MemoryEstimate(items=batching.items(rank, number, layers, in_flight), available_bytes=slot.memory()[0])
         place = ranks.rank_of(slot, share=recipe.train.global_batch if number == 0 else 0, micro_batch=batching.rows)
         speed = known[slot.node.name][slot.local_rank] if known else None
-        planned[rank] = place.model_copy(update={"memory": memory, "stage": stage, "speed": speed})
+        streaming = batching.streaming(rank, number, layers, in_flight)
+        planned[rank] = place.model_copy(update={"memory": memory, "stage": stage, "speed": speed, "streaming": streaming})
         begin += layers
     return tuple(planned[rank] for rank in range(batching.stages))
 
@@ -100,6 +103,8 @@ def choices(stages: StageLayout, planned: Sequence[RankPlan]) -> list[Choice]:
         because = f"{gigabytes(memory.total_bytes)} GB at the peak, {stage.in_flight} micro-batches in flight"
         if batching.job.workload.speeds.speeds is not None:
             because += f"; computes {times[number].busy_s:.3g} s of a step of {stages.step_s:.3g} s"
+        if rank.streaming is not None:
+            because += f"; {rank.streaming.text}"
         because += "; it sets the pace" if number == slowest else ""
         subject = f"stage {number + 1}: rank {rank.rank} on {rank.node}"
         reasons.append(Choice(subject=subject, value=f"layers {stage.begin} to {stage.end - 1}{ends}", because=because))

@@ -1,0 +1,46 @@
+"""What the host of a rank has room for beside its device: layers that come to it one after the other. Pure.
+
+Beside a card that is the machine's memory, pinned so that copies run while the card computes. Beside a processor, whose memory is the one that lacks
+room, it is the disk of its workdir. Rates are assumed; no run has measured them on a card.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from homelab.controller.planning.machines.machines import RankSlot, host_memory
+
+# Pinned memory over PCIe 3.0 with 16 lanes: 15.75 GB/s by the standard, less its packets' headers.
+PCIE_BYTES_PER_S = 12e9
+DISK_BYTES_PER_S = 1.5e9  # an NVMe drive that reads for hours
+# Of free memory: the rest is for the process, the data, and what the machine does beside it. Under WSL2 a kernel of Windows limits what can be pinned.
+_PINNED_PART, _WSL_PART = 0.8, 0.4
+_DISK_PART = 0.5
+
+
+@dataclass(frozen=True)
+class HostRoom:
+    """`bytes_free` None: nobody asked the node."""
+
+    kind: Literal["memory", "disk"]
+    bytes_free: int | None
+    bytes_per_s: float
+
+    def takes(self, size_bytes: float) -> bool:
+        """Whether so much has room; yes where it is not known."""
+        return self.bytes_free is None or size_bytes <= self.bytes_free
+
+
+def of(slot: RankSlot, sharing: int) -> HostRoom:
+    """The room for the rank in this place, of `sharing` ranks on its machine."""
+    facts = slot.facts
+    if slot.device == "cuda":
+        if facts is None:
+            return HostRoom("memory", None, PCIE_BYTES_PER_S)
+        total, held_bytes = host_memory(facts.system)
+        part = _WSL_PART if facts.network.wsl else _PINNED_PART
+        free = None if total is None else int(part * max(0, total - held_bytes)) // sharing
+        return HostRoom("memory", free, PCIE_BYTES_PER_S)
+    disk = facts.resources.disk_free_bytes if facts is not None else None
+    return HostRoom("disk", None if disk is None else int(_DISK_PART * disk) // sharing, DISK_BYTES_PER_S)

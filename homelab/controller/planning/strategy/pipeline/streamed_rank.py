@@ -1,0 +1,112 @@
+"""A rank that is alone with a model for which its device has no room: the rest of the layers come from its host. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from homelab.controller.planning.machines import host_room
+from homelab.controller.planning.machines.machines import RankSlot
+from homelab.controller.planning.memory import rank_memory, streamed_memory
+from homelab.controller.planning.memory_estimate import MemoryEstimate, StreamingPlan
+from homelab.controller.planning.strategy import ranks
+from homelab.controller.planning.strategy.base import Assignment
+from homelab.controller.planning.strategy.pipeline.micro_batching import MicroBatching
+from homelab.controller.planning.types import Choice
+from homelab.controller.planning.work.job import TrainingJob
+
+_MICRO_BATCHES = (1, 2, 4, 8, 16)
+_GROUPS_BYTES = 4 * 2**30  # of a host's memory that the layers' inputs take at most, before groups get smaller
+
+
+@dataclass(frozen=True)
+class StreamedRank:
+    """A rank with micro-batches of so many rows, what its device holds, what comes from its host (None: it has room for all), and seconds of a step
+    (0 where no speed is known)."""
+
+    slot: RankSlot
+    rows: int
+    memory: MemoryEstimate
+    streaming: StreamingPlan | None
+    step_s: float
+
+
+def why_not(job: TrainingJob) -> str | None:
+    """Why no layer of this training can come from the host; None where some can."""
+    method = job.recipe.method
+    if method.kind == "full":
+        return "all weights are trained"
+    if method.backend == "unsloth":
+        return "Unsloth loads its own model"
+    if method.dropout > 0 or method.model_dropout:
+        return "dropout is drawn layer by layer"
+    return None
+
+
+def layer_bytes_of(job: TrainingJob) -> int:
+    """The frozen weights of one layer."""
+    assert job.shape is not None
+    return streamed_memory.layer_bytes(job.shape, job.recipe.method, job.precision)
+
+
+def alone(job: TrainingJob) -> Assignment | None:
+    """The plan of one rank whose device lacks room for all layers; None where it has room, or where streaming does not help."""
+    (slot,) = job.machines.slots
+    best = fastest_on(job, slot)
+    if best is None or best.streaming is None:
+        return None
+    batch, speeds = job.recipe.train.global_batch, job.workload.speeds
+    speed = speeds.speeds[slot.node.name][slot.local_rank] if speeds.speeds else None
+    rank = ranks.rank_of(slot, share=batch, micro_batch=best.rows).model_copy(
+        update={"memory": best.memory, "speed": speed, "streaming": best.streaming}
+    )
+    because = "its memory has no room for all of them; each comes once in each direction for all passes of a group"
+    return Assignment((rank,), (speeds.choice, Choice(subject="layers", value=best.streaming.text, because=because)))
+
+
+def fastest_on(job: TrainingJob, slot: RankSlot) -> StreamedRank | None:
+    """The fastest way to train the whole model in this place alone; None where there is none, or its memory is not known."""
+    batch, asked = job.recipe.train.global_batch, job.recipe.parallel.micro_batch
+    sizes = [min(asked, batch)] if asked != "auto" else [rows for rows in _MICRO_BATCHES if rows <= batch]
+    found = [one for rows in sizes if (one := _with_rows(job, slot, rows)) is not None]
+    return min(found, key=lambda one: (one.step_s, one.streaming.layers if one.streaming else 0, one.rows), default=None)
+
+
+def _with_rows(job: TrainingJob, slot: RankSlot, rows: int) -> StreamedRank | None:
+    shape, method, train, available_bytes = job.shape, job.recipe.method, job.recipe.train, slot.memory()[0]
+    if shape is None or available_bytes is None or why_not(job) is not None:
+        return None
+    passes, setup = MicroBatching(job, rows).passes, dataclasses.replace(ranks.setup_of(job, slot, rows), world_size=1)
+    speeds = job.workload.speeds.speeds
+    compute_s = speeds[slot.node.name][slot.local_rank].seconds(passes) if speeds is not None else 0.0
+    resident = rank_memory.estimate(shape, method, train, setup)
+    if sum(item.size_bytes for item in resident) <= available_bytes:
+        return StreamedRank(slot, rows, MemoryEstimate(items=resident, available_bytes=available_bytes), None, compute_s)
+    room = host_room.of(slot, 1)
+    layer_bytes = layer_bytes_of(job)
+    boundary_bytes = streamed_memory.boundary_bytes(shape, train, setup)
+    items = rank_memory.estimate(shape, method, dataclasses.replace(train, gradient_checkpointing=True), setup)
+    kept_layers = 0 if slot.device == "cuda" else shape.layers
+    group = max(1, min(len(passes), _GROUPS_BYTES // (shape.layers * boundary_bytes)))
+    while True:
+        changed = streamed_memory.on_device(items, layer_bytes, boundary_bytes, 0, group, kept_layers)
+        count = streamed_memory.fewest(changed, layer_bytes, available_bytes, shape.layers)
+        if count is not None or group == 1:
+            break
+        group = -(-group // 2)
+    if not count:
+        return None
+    held = streamed_memory.on_device(items, layer_bytes, boundary_bytes, count, group, kept_layers)
+    streaming = StreamingPlan(
+        layers=count,
+        group=group,
+        host=room.kind,
+        places=streamed_memory.PLACES_AT_ONCE,
+        layer_bytes=layer_bytes,
+        bytes_per_s=room.bytes_per_s,
+    )
+    inputs_bytes = 0 if kept_layers else shape.layers * group * boundary_bytes
+    if not room.takes(streaming.host_bytes + inputs_bytes):
+        return None
+    memory = MemoryEstimate(items=held, available_bytes=available_bytes)
+    return StreamedRank(slot, rows, memory, streaming, streaming.step_s(compute_s, len(passes)))

@@ -1,0 +1,109 @@
+"""Layers without room on a card come from its host: first resident, then streamed, then refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+
+from homelab.controller.planning.machines import host_room
+from homelab.controller.planning.memory.scenario import DoesNotFit
+from homelab.controller.planning.plan import make
+from homelab.controller.planning.strategy import registry
+from homelab.controller.planning.strategy.pipeline import streamed_rank
+from homelab.controller.planning.types import Plan
+from homelab.controller.planning.work import job
+from tests import builders
+from tests.builders import NAMES
+
+GB = 10**9
+LLAMA_8B, LLAMA_70B = "meta-llama/Meta-Llama-3-8B", "meta-llama/Meta-Llama-3-70B"
+
+
+def plan_of(cards_gb: list[float], model: str, *, host_gb: float | None = None, **tables: Any) -> Plan:
+    """Offline, or with so much free memory on every host."""
+    names = NAMES[: len(cards_gb)]
+    nodes = {name: {"gpus": [{"model": "RTX 4090", "vram_gb": size}]} for name, size in zip(names, cards_gb, strict=True)}
+    recipe = builders.recipe(
+        model={"name": model}, method={"kind": "qlora", **tables.pop("method", {})}, **tables,
+        train={"global_batch": 16, "learning_rate": 1e-4, "steps": 10, "seq_len": 1024},
+    )  # fmt: skip
+    inputs = builders.plan_inputs(builders.cluster(names, nodes=nodes), recipe, {})
+    if host_gb is not None:
+        facts = {}
+        for name, size in zip(names, cards_gb, strict=True):
+            card = {
+                "index": 0,
+                "name": "NVIDIA GeForce RTX 4090",
+                "memory_total_bytes": int(size * 2**30),
+                "memory_used_bytes": 0,
+                "compute_capability": "8.9",
+            }
+            memory = {"memory_total_bytes": int(2 * host_gb * GB), "memory_available_bytes": int(host_gb * GB)}
+            gpu = {"nvidia_smi": "ok", "driver_version": "580.95.05", "driver_cuda": "13.0", "cards": [card]}
+            facts[name] = builders.facts(name, with_gpus=True, system=memory, gpu=gpu)
+        inputs = dataclasses.replace(inputs, facts=facts)
+    return make(inputs)
+
+
+def test_70b_on_16_and_twice_8_gb() -> None:
+    plan = plan_of([16, 8, 8], LLAMA_70B)
+    assert plan.strategy == "pipeline" and plan.fits
+    stages = sorted((rank.stage.begin, rank.stage.end) for rank in plan.ranks if rank.stage)
+    assert stages[0][0] == 0 and stages[-1][1] == 80 and all(one[1] == other[0] for one, other in itertools.pairwise(stages))
+    for rank in plan.ranks:
+        assert rank.streaming is not None and rank.memory is not None and rank.stage is not None and not rank.memory.is_tight
+        assert (
+            0 < rank.streaming.layers <= rank.stage.end - rank.stage.begin and rank.streaming.group == 1 and rank.streaming.host == "memory"
+        )
+    resident = sum((rank.stage.end - rank.stage.begin) - rank.streaming.layers for rank in plan.ranks if rank.stage and rank.streaming)
+    assert 10 <= resident <= 57, "32 GB have room for 57 layers of 0.44 GB at most"
+
+
+def test_8b_on_4_gb_alone() -> None:
+    plan = plan_of([4], LLAMA_8B)
+    (rank,) = plan.ranks
+    assert plan.fits and rank.streaming is not None and rank.streaming.group > 1
+    assert rank.streaming.host_bytes == pytest.approx(rank.streaming.layers * 0.1125 * GB, rel=0.02)
+    assert rank.holds_all_layers is False, "a dry run would be of a whole model on the card"
+
+
+def test_what_has_room_stays() -> None:
+    assert all(rank.streaming is None for cards in ([24], [12, 8]) for rank in plan_of(list(cards), LLAMA_8B).ranks)
+
+
+def test_a_host_without_memory_is_no_place() -> None:
+    assert plan_of([4], LLAMA_8B, host_gb=16).fits
+    with pytest.raises(DoesNotFit):
+        plan_of([4], LLAMA_8B, host_gb=3)
+    with pytest.raises(DoesNotFit, match=r"do not fit on these machines|no rank has room|not even one layer"):
+        plan_of([16, 8, 8], LLAMA_70B, host_gb=4)
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [({"kind": "full"}, "all weights are trained"), ({"dropout": 0.1}, "dropout"), ({"kind": "lora", "backend": "unsloth"}, "Unsloth")],
+)
+def test_what_cannot_be_streamed_is_refused_as_before(method: dict[str, Any], why: str) -> None:
+    recipe = builders.recipe(
+        model={"name": LLAMA_8B}, method={"kind": "qlora", **method}, train={"global_batch": 16, "learning_rate": 1e-4, "steps": 10}
+    )
+    cluster = builders.cluster(["tower"], nodes={"tower": {"gpus": [{"model": "RTX 4090", "vram_gb": 4}]}})
+    inputs = builders.plan_inputs(cluster, recipe, {})
+    from homelab.controller.planning.machines import machines
+
+    work = job.of(inputs, machines.choose(inputs), "bf16")
+    assert isinstance(work, job.TrainingJob) and why in (streamed_rank.why_not(work) or "")
+    with pytest.raises(DoesNotFit):
+        registry.choose_strategy(work)
+
+
+def test_a_slow_transfer_is_in_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = plan_of([4], LLAMA_8B)
+    monkeypatch.setattr(host_room, "PCIE_BYTES_PER_S", 5e7)
+    slow = plan_of([4], LLAMA_8B)
+    (rank,) = slow.ranks
+    assert rank.streaming is not None and fast.time is not None and slow.time is not None
+    assert slow.time.step_s >= 2 * rank.streaming.host_bytes / 5e7 > 2 * fast.time.step_s
