@@ -194,7 +194,8 @@ class HostLayers:
     def _places_now(self) -> list[_Place]:
         if not self._places:
             size_bytes = max(layer.block.numel() for layer in self.layers.values())
-            self._places = [_Place(torch.empty(size_bytes, dtype=torch.uint8, device=self.device)) for _ in range(self.places)]
+            with torch.inference_mode(False):  # they are filled outside of it too
+                self._places = [_Place(torch.empty(size_bytes, dtype=torch.uint8, device=self.device)) for _ in range(self.places)]
             if self._stream is None:
                 self._thread = ThreadPoolExecutor(1, "layers")
         return self._places

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +115,7 @@ def _load(task: Task, question: dict[str, Any], *, is_final: bool) -> tuple[Any,
     """
     from homelab.worker.model.build import add_adapters, load_base
     from homelab.worker.model.pretrained import DTYPES, load_tokenizer, model_path
-    from homelab.worker.strategies.pipeline import stage_model
+    from homelab.worker.strategies.pipeline import stage_model, streamed_stage
 
     assert task.stage is not None, "this needs a plan with stages"
     path, how = model_path(task.run), task.method.quantisation
@@ -124,7 +124,9 @@ def _load(task: Task, question: dict[str, Any], *, is_final: bool) -> tuple[Any,
     dtype = DTYPES[task.precision] if not is_full or is_final else footprint.stored_dtype(path, task.model.revision)
     longest = tokens["input_ids"].shape[1] + int(question["max_new_tokens"])
     place = _place(task, path, dtype, longest)
-    reader = functools.partial(stage_model.load, stage=task.stage)
+    reader: Callable[..., Any] = functools.partial(stage_model.load, stage=task.stage)
+    if task.streaming is not None and (place.card is not None or task.device == "cpu"):
+        reader = streamed_stage.reader(task, task.stage)
     model = load_base(path, task.model.revision, how, dtype, place.card, f"node {task.node}", reader)
     if not is_full:
         model = add_adapters(model, task.method, task.train.seed)
@@ -137,8 +139,11 @@ def _place(task: Task, path: str, dtype: Any, tokens: int) -> footprint.Place:
 
     from homelab.worker.checkpoints.async_save import available_bytes
 
+    stage, streaming = task.stage, task.streaming
+    if stage is not None and streaming is not None:  # of the streamed layers, the device holds as many as there are places
+        stage = dataclasses.replace(stage, end=stage.end - max(0, streaming.layers - streaming.places))
     needed = footprint.answer_bytes(
-        path, task.model.revision, quantisation=task.method.quantisation, dtype=dtype, tokens=tokens, added_bytes=0, stage=task.stage
+        path, task.model.revision, quantisation=task.method.quantisation, dtype=dtype, tokens=tokens, added_bytes=0, stage=stage
     )
     cards = []
     if task.device == "cuda" and torch.cuda.is_available() and task.local_rank < torch.cuda.device_count():

@@ -61,8 +61,9 @@ class Measurements:
 
 def keep(task: Task, trainer: ShareTrainer, recorder: Recorder, save_s: float | None, evaluate_s: float | None) -> None:
     """Write down what was measured, for the next plan, by the first rank of each node. A full disk must not end a training for it."""
-    if not task.is_keeper or (task.device == "cuda" and trainer.strategy.part.is_gathered):
-        return  # a pass that waits for other ranks' weights tells no speed
+    waits = task.streaming is not None or (task.device == "cuda" and trainer.strategy.part.is_gathered)
+    if not task.is_keeper or waits:
+        return  # a pass that waits for weights, other ranks' or the host's, tells no speed
     import torch
 
     from homelab.worker.runtime import card_memory

@@ -155,8 +155,10 @@ def test_a_graph_outside_of_layer_major_is_refused(files: Path) -> None:
     streamed = adapted(files, NF4, host, 2)
     with pytest.raises(AssertionError, match="layer_major alone"):
         in_order(streamed, batches()[:1])
-    with torch.no_grad():  # an evaluation may
-        streamed(**batches()[0], num_items_in_batch=COUNT)
+    whole = adapted(files, NF4)
+    for mode in (torch.no_grad, torch.inference_mode):  # an evaluation and a chat may
+        with mode():
+            assert torch.equal(*(model(input_ids=batches()[0]["input_ids"]).logits for model in (streamed, whole)))
 
 
 def test_what_lies_on_the_host_is_not_on_the_device(files: Path) -> None:

@@ -16,6 +16,7 @@ from homelab.controller.planning.types import Choice
 from homelab.controller.planning.work.job import TrainingJob
 
 _MICRO_BATCHES = (1, 2, 4, 8, 16)
+_AS_FAST = 1.03  # of these, the one that streams the fewest layers: rates of transfers are assumed
 _GROUPS_BYTES = 4 * 2**30  # of a host's memory that the layers' inputs take at most, before groups get smaller
 
 
@@ -69,7 +70,8 @@ def fastest_on(job: TrainingJob, slot: RankSlot) -> StreamedRank | None:
     batch, asked = job.recipe.train.global_batch, job.recipe.parallel.micro_batch
     sizes = [min(asked, batch)] if asked != "auto" else [rows for rows in _MICRO_BATCHES if rows <= batch]
     found = [one for rows in sizes if (one := _with_rows(job, slot, rows)) is not None]
-    return min(found, key=lambda one: (one.step_s, one.streaming.layers if one.streaming else 0, one.rows), default=None)
+    as_fast = [one for one in found if one.step_s <= _AS_FAST * min(other.step_s for other in found)]
+    return min(as_fast, key=lambda one: (one.streaming.layers if one.streaming else 0, one.step_s, one.rows), default=None)
 
 
 def _with_rows(job: TrainingJob, slot: RankSlot, rows: int) -> StreamedRank | None:

@@ -1,0 +1,128 @@
+"""A step whose layers come from the host, beside one whose layers are all on the device. On a CPU: a "transfer" is a copy that is slowed by a sleep.
+
+step_over_resident             at twice the line, so that a layer's forward passes take twice as long as its transfer: seconds of a step over those of
+                               resident layers with activation checkpointing, measured in turn; the median. All layers are streamed
+step_over_resident_at_half     the same where a transfer takes twice as long as the forward passes
+loads_over_formula             loads of a step over 2 S - 2 P (S layers, P places), after the first step
+gradients_equal                1 where every gradient of every step is equal to the bit
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks import report
+
+from homelab.shared.recipe import Method
+from homelab.worker.model import build
+from homelab.worker.model.host_layers import HostLayers
+from homelab.worker.model.layer_major import LayerMajor
+from homelab.worker.strategies.pipeline import streamed_stage
+from homelab.worker.strategies.pipeline.stage_model import decoder_of
+from scripts.practice.tiny_model import tiny_llama
+
+_LAYERS, _PLACES, _PASSES, _TOKENS = 8, 2, 4, 96
+_COUNT = torch.tensor(_PASSES * _TOKENS)
+
+
+def main() -> int:
+    """Returns 0, or 1 where a gradient differs."""
+    options = report.arguments(__doc__ or "")
+    torch.set_num_threads(1)
+    folder = Path(tempfile.mkdtemp(prefix="homelab-bench-"))
+    try:
+        files = tiny_llama(folder / "model", hidden=512, intermediate=1408, layers=_LAYERS)
+        drawn = torch.Generator().manual_seed(1)
+        batches = [{"input_ids": torch.randint(3, 200, (1, _TOKENS), generator=drawn)} for _ in range(_PASSES)]
+        batches = [batch | {"labels": batch["input_ids"].clone()} for batch in batches]
+        resident = _model(files, None)
+        layer_s = _forward_s(resident, batches) / _LAYERS
+        runs, equal = [], True
+        ratios: dict[float, list[float]] = {}
+        loads: list[float] = []
+        for times in (2.0, 0.5):
+            host = HostLayers(torch.device("cpu"), _PLACES)
+            streamed = _model(files, host)
+            host.bytes_per_s = next(iter(host.layers.values())).block.numel() * times / layer_s
+            for number in range(1 + 2 * options.repeats):
+                (one_s, one), before = _timed(resident, lambda: _in_order(resident, batches)), host.book.loads
+                other_s, other = _timed(streamed, lambda model=streamed, host=host: _by_layer(model, host, batches))
+                equal = equal and all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+                if number:  # the first one fills the places
+                    ratios.setdefault(times, []).append(other_s / one_s)
+                    loads.append((host.book.loads - before) / (2 * _LAYERS - 2 * _PLACES))
+                    runs.append({"times_the_line": times, "resident_s": one_s, "streamed_s": other_s, "loads": host.book.loads - before})
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    figures = {
+        "step_over_resident": statistics.median(ratios[2.0]),
+        "step_over_resident_at_half": statistics.median(ratios[0.5]),
+        "loads_over_formula": statistics.median(loads),
+        "gradients_equal": float(equal),
+    }
+    rows = [(f"step over resident, {times:g} times the line", report.spread(found)) for times, found in ratios.items()]
+    report.finish("stream", figures, runs, rows, options.json)
+    return 0 if equal else 1
+
+
+def _model(files: Path, host: HostLayers | None) -> Any:
+    reader = None
+    if host is not None:
+
+        def reader(path: str, **options: Any) -> Any:
+            return streamed_stage.load(path, stage=None, host=host, count=_LAYERS, **options)
+
+    model = build.load_base(str(files), None, None, torch.float32, None, "here", reader)
+    model.config.use_cache = False
+    build.enable_checkpointing(model)
+    return build.add_adapters(model, Method(kind="lora", rank=8, alpha=16), 1).train()
+
+
+def _forward_s(model: Any, batches: list[dict[str, torch.Tensor]]) -> float:
+    """Seconds of the forward passes through all layers."""
+    taken = []
+    for _ in range(3):
+        began_s = time.perf_counter()
+        with torch.no_grad():
+            for batch in batches:
+                model(**batch, num_items_in_batch=_COUNT)
+        taken.append(time.perf_counter() - began_s)
+    return statistics.median(taken)
+
+
+def _timed(model: Any, passes: Any) -> tuple[float, list[torch.Tensor]]:
+    """Seconds of the passes of a step, and their gradients."""
+    model.zero_grad()
+    began_s = time.perf_counter()
+    passes()
+    took_s = time.perf_counter() - began_s
+    return took_s, [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _in_order(model: Any, batches: list[dict[str, torch.Tensor]]) -> None:
+    for batch in batches:
+        model(**batch, num_items_in_batch=_COUNT).loss.backward()
+
+
+def _by_layer(model: Any, host: HostLayers, batches: list[dict[str, torch.Tensor]]) -> None:
+    passes = LayerMajor(decoder_of(model), range(_LAYERS), host, contextlib.nullcontext, torch.manual_seed, lambda: None)
+    hidden, group = passes.forward(batches, [1] * len(batches))
+    gradients = []
+    for batch, last in zip(batches, hidden, strict=True):
+        leaf = last.detach().requires_grad_()
+        with passes.behind(leaf):
+            model(**batch, num_items_in_batch=_COUNT).loss.backward()
+        assert leaf.grad is not None
+        gradients.append(leaf.grad)
+    passes.backward(group, gradients)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
