@@ -51,7 +51,7 @@ def sizes(model: str) -> dict[int, Attempt]:
         inputs = PlanInputs(cluster, data_look.draft(_DATA, model), {}, "plan", 29500)
         wish = Wish(_DATA, model, Path.home() / "recipe.toml", offline=True)
         attempt = training_choice.choose(wish, model, Seen(None, (), inputs, ()), ROWS)
-        if attempt.fits and attempt.recipe.train.seq_len >= ROWS.longest:
+        if attempt.is_resident and attempt.recipe.train.seq_len >= ROWS.longest:
             found[size_gb] = attempt
     return found
 

@@ -25,6 +25,19 @@ Batch = dict[str, Any]
 OF_THE_LOSS = ("labels", "labelled", *pair_batches.NAMES)
 
 
+class StandIn(torch.nn.Module):
+    """In the place of a layer, a norm or a head: what comes in goes out."""
+
+    def __init__(self, original: torch.nn.Module) -> None:
+        super().__init__()
+        for name, value in vars(original).items():  # models ask their layers what kind of attention they have
+            if not name.startswith("_") and name != "training" and isinstance(value, str | int | bool | None):
+                setattr(self, name, value)
+
+    def forward(self, hidden_states: torch.Tensor, *_arguments: Any, **_named: Any) -> torch.Tensor:
+        return hidden_states
+
+
 @dataclass
 class _Given:
     """What the model gives to its layers for a micro-batch: the first hidden states, and each layer's other arguments."""
@@ -135,21 +148,18 @@ class LayerMajor:
         own = {str(number) for number in self.numbers}
         for name, layer in real.items():
             if name in own:
-                layers._modules[name] = StandIn(layer, given)
+                layers._modules[name] = _Noting(layer, given)
         try:
             yield
         finally:
             layers._modules.update(real)
 
 
-class StandIn(torch.nn.Module):
-    """In the place of a layer: it notes what it is given, and hands on what comes in, or what it is told to."""
+class _Noting(StandIn):
+    """Notes what it is given, and hands on what comes in, or what it is told to."""
 
     def __init__(self, original: torch.nn.Module, given: _Given) -> None:
-        super().__init__()
-        for name, value in vars(original).items():  # models ask their layers what kind of attention they have
-            if not name.startswith("_") and name != "training" and isinstance(value, str | int | bool | None):
-                setattr(self, name, value)
+        super().__init__(original)
         self.given = given
 
     def forward(self, hidden_states: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:

@@ -49,7 +49,9 @@ CASES = {
     "lora, pipeline of 3, streamed on the first and the last": Case(
         "lora", [12, 0, 0], [of(2), None, of(3, 1, 3)], {"micro_batch": 2, "stages": [2, 2, 4]}, {"train__fused_loss": True}
     ),
-    "qlora, pipeline of 2, all streamed": Case("qlora", [12, 0], [of(5), of(3, 1, 1)], {"micro_batch": 3, "stages": [5, 3]}, {}),
+    "qlora, pipeline of 3, all of the middle one": Case(
+        "qlora", [12, 0, 0], [of(3), of(2, 1, 1), None], {"micro_batch": 3, "stages": [4, 2, 2]}, {}
+    ),
 }
 
 

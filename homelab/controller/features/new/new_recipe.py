@@ -86,7 +86,7 @@ def make(wish: Wish, cluster: Cluster | None, say: Say) -> NewRecipe:
         seen = with_model(seen, name, wish) if name != seen.model else seen
         rows = rows_of(seen)
         chosen = choose(wish, name, seen, rows)
-        if len(names) == 1 or (chosen.fits and (chosen.hours is None or chosen.hours <= _PROPOSED_HOURS)):
+        if len(names) == 1 or (chosen.is_resident and (chosen.hours is None or chosen.hours <= _PROPOSED_HOURS)):
             break
     seen = dataclasses.replace(seen, notes=(*seen.notes, *filter(None, [rows.few])))
     head = _head(rows, chosen)

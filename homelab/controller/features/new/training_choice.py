@@ -119,6 +119,11 @@ class Attempt:
         return self.plan is not None and verdict.lack_of_memory(self.plan) is None
 
     @property
+    def is_resident(self) -> bool:
+        """Whether that holds with all layers on their devices."""
+        return self.fits and self.plan is not None and not any(rank.streaming for rank in self.plan.ranks)
+
+    @property
     def hours(self) -> float | None:
         """How long it takes; None where nobody knows."""
         return self.plan.time.hours if self.plan is not None and self.plan.time is not None else None
@@ -141,11 +146,13 @@ def choose(wish: Wish, name: str, seen: Seen, rows: Rows) -> Attempt:
     """The attempt that fits and takes least time; without one, the attempt that comes nearest."""
     tried = [_attempt(wish, name, seen, rows, kind, checkpointing) for kind in ("lora", "qlora") for checkpointing in (False, True)]
     on_cards = has_cards(seen)
-    fitting = [one for one in tried if one.fits and (on_cards or one.recipe.method.kind == "lora")]
+    fitting = [one for one in tried if one.is_resident and (on_cards or one.recipe.method.kind == "lora")]
     if fitting:
         best = min(fitting, key=lambda one: (one.hours or 0) * (_FOUR_BITS_COST if one.recipe.method.kind == "qlora" else 1))
         return best if any(one.recipe.method.kind == "lora" for one in fitting) else best.because("method.kind", _NO_ROOM_FOR_16_BITS)
     smallest = tried[-1] if on_cards else tried[1]
+    if smallest.fits:  # with layers from the host, before rows lose their end
+        return smallest.because("method.kind", _NO_ROOM_FOR_16_BITS) if on_cards else smallest
     length = smallest.recipe.train.seq_len // 2
     while length >= _LEAST_SEQ_LEN:
         why = f"longer rows have no room; the longest has {rows.longest} tokens, and its end is cut"

@@ -14,22 +14,14 @@ import torch
 
 from homelab.shared.law.stage import Stage, has_experts, why_mixtures_stay_whole
 from homelab.worker.errors import WorkerError
+from homelab.worker.model.layer_major import StandIn
 
 _WHERE = "[model] name in the recipe"
 _HINT = 'set [parallel] strategy = "zero3": it divides any model of transformers'
 
 
-class Elsewhere(torch.nn.Module):
-    """A layer, a norm or a head of another stage: what comes in goes out."""
-
-    def __init__(self, original: torch.nn.Module) -> None:
-        super().__init__()
-        for name, value in vars(original).items():  # models ask their layers what kind of attention they have
-            if not name.startswith("_") and name != "training" and isinstance(value, str | int | bool | None):
-                setattr(self, name, value)
-
-    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return hidden_states
+class Elsewhere(StandIn):
+    """A layer, a norm or a head of another stage."""
 
 
 class StandInEmbedding(torch.nn.Module):

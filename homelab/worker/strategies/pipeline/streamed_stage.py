@@ -46,10 +46,16 @@ def load(path: str, *, stage: Stage | None, host: HostLayers, count: int, dtype:
         stage = Stage(number=0, count=1, begin=0, end=layers, layers=layers)
     on_host = streaming.streamed(stage.begin, stage.end, count)
     own = {field.name: getattr(stage, field.name) for field in fields(Stage)}
-    model = stage_model.load(path, stage=_Resident(**own, without=frozenset(on_host)), dtype=dtype, **options)
+    # transformers cannot quantise a model without any weight: a middle stage, all of whose layers are streamed, is read with its first one.
+    is_empty = count == stage.end - stage.begin and not (stage.is_first or stage.is_last)
+    later = on_host[1:] if is_empty else on_host
+    model = stage_model.load(path, stage=_Resident(**own, without=frozenset(later)), dtype=dtype, **options)
     layers_of = stage_model.decoder_of(model).layers
     stored = stored_weights.of(base_kind.config_of(path, options.get("revision")))
-    for number in on_host:
+    if is_empty:
+        stored_weights.widen(layers_of[stage.begin], stored, dtype)
+        host.take(stage.begin, layers_of[stage.begin])
+    for number in later:
         alone = stage_model.load(path, stage=Stage(1, 3, number, number + 1, stage.layers), dtype=dtype, **options)
         layer = stage_model.decoder_of(alone).layers[number]
         stored_weights.widen(layer, stored, dtype)

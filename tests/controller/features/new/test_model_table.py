@@ -37,5 +37,5 @@ def test_the_table_says_what_new_chooses(model: str, tmp_path: Path) -> None:
         inputs = PlanInputs(cluster_of(heading), data_look.draft("x.jsonl", model), {}, RUN, PORT)
         chosen = training_choice.choose(Wish("x.jsonl", model, tmp_path / "r.toml", offline=True), model, Seen(None, (), inputs, ()), ROWS)
         whole = chosen.recipe.train.seq_len >= ROWS.longest
-        said.append(HELD[chosen.recipe.method.kind] if chosen.fits and whole else "no")
+        said.append(HELD[chosen.recipe.method.kind] if chosen.is_resident and whole else "no")
     assert said == MODELS[model]

@@ -21,6 +21,7 @@ from homelab.controller.config.load import load_recipe
 from homelab.controller.features.new import data_look, new_recipe, training_choice
 from homelab.controller.features.new.training_choice import Attempt, Seen, Wish
 from homelab.controller.planning.render import answer
+from tests import builders
 from tests.builders import address_of
 
 MODEL = os.environ.get("HOMELAB_MODEL", "")
@@ -166,8 +167,16 @@ def test_the_base_is_held_in_4_bits_only_if_that_helps(tmp_path: Path) -> None:
 
 def test_a_model_that_has_no_room_is_written_and_said(tmp_path: Path) -> None:
     path = write(tmp_path, "chats")
-    made = new_recipe.make(Wish(str(path), "Qwen/Qwen3-32B", tmp_path / "r.toml", offline=True), CLUSTERS["one small card"], no_say)
+    tiny = builders.cluster(["tower"], nodes={"tower": {"gpus": [{"model": "RTX 3050", "vram_gb": 2}]}})
+    made = new_recipe.make(Wish(str(path), "Qwen/Qwen3-32B", tmp_path / "r.toml", offline=True), tiny, no_say)
     assert not made.chosen.fits and (tmp_path / "r.toml").is_file()
+
+
+def test_a_model_whose_layers_must_be_streamed_keeps_whole_rows(tmp_path: Path) -> None:
+    path = write(tmp_path, "chats")
+    made = new_recipe.make(Wish(str(path), "Qwen/Qwen3-32B", tmp_path / "r.toml", offline=True), CLUSTERS["one small card"], no_say)
+    assert made.chosen.fits and not made.chosen.is_resident
+    assert made.chosen.recipe.method.kind == "qlora" and made.chosen.recipe.train.gradient_checkpointing
 
 
 def test_without_a_model_the_largest_that_fits_is_proposed(tmp_path: Path) -> None:

@@ -66,10 +66,11 @@ def alone(job: TrainingJob) -> Assignment | None:
 
 
 def fastest_on(job: TrainingJob, slot: RankSlot) -> StreamedRank | None:
-    """The fastest way to train the whole model in this place alone; None where there is none, or its memory is not known."""
+    """The fastest way to train the whole model in this place alone, resident if that has room in any way; None where there is none, or its memory is not known."""
     batch, asked = job.recipe.train.global_batch, job.recipe.parallel.micro_batch
     sizes = [min(asked, batch)] if asked != "auto" else [rows for rows in _MICRO_BATCHES if rows <= batch]
     found = [one for rows in sizes if (one := _with_rows(job, slot, rows)) is not None]
+    found = [one for one in found if one.streaming is None] or found
     as_fast = [one for one in found if one.step_s <= _AS_FAST * min(other.step_s for other in found)]
     return min(as_fast, key=lambda one: (one.streaming.layers if one.streaming else 0, one.step_s, one.rows), default=None)
 

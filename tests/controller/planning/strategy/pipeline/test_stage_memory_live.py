@@ -3,6 +3,7 @@ neighbours are played by this process."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,17 +18,20 @@ peft = pytest.importorskip("peft")
 
 import torch.distributed as dist
 
-from homelab.controller.planning.memory import rank_memory
+from homelab.controller.planning.memory import rank_memory, streamed_memory
 from homelab.controller.planning.memory.rank_memory import RankSetup
 from homelab.controller.planning.model.architecture import from_config
 from homelab.controller.planning.strategy.pipeline import stage_memory
 from homelab.controller.planning.strategy.pipeline.stage_memory import Part
 from homelab.shared.law.stage import Stage
 from homelab.shared.recipe import Method, Train
+from homelab.worker.model import host_layers
 from homelab.worker.model.build import load_model
+from homelab.worker.model.layer_major import LayerMajor
 from homelab.worker.model.pretrained import DTYPES
 from homelab.worker.strategies.pipeline.neighbours import Channel, Neighbours
 from homelab.worker.strategies.pipeline.passes import PipelinePasses
+from homelab.worker.strategies.pipeline.stage_model import decoder_of
 from homelab.worker.strategies.registry import strategy_of
 from homelab.worker.tools.memory_dry_run import _storages
 from tests.controller.planning.memory.test_memory_live import LiveStorages
@@ -53,10 +57,12 @@ class Case:
     layers: tuple[int, int] | None = None
     fused_loss: bool = False
     vocabulary: int = 1000
+    streamed: int = 0
 
     def __str__(self) -> str:
         begin, end = self.layers or CUTS[self.place]
-        switches = [name for name in ("checkpointing", "packing", "fused_loss") if getattr(self, name)]
+        switches = [f"{self.streamed} streamed"] if self.streamed else []
+        switches += [name for name in ("checkpointing", "packing", "fused_loss") if getattr(self, name)]
         return " ".join([self.place, self.kind, self.precision, f"{end - begin} layers", f"{self.in_flight} in flight", *switches])
 
     @property
@@ -89,6 +95,11 @@ CASES = [
     Case("middle", "full", "fp32", 2),
     Case("last", "full", "bf16"),
     Case("last", "full", "fp32", checkpointing=True),
+    Case("first", "lora", "fp32", 3, layers=(0, 6), streamed=6),
+    Case("middle", "lora", "bf16", 3, layers=(1, 7), streamed=4),
+    Case("last", "lora", "fp32", layers=(2, 8), streamed=6, vocabulary=200),
+    Case("middle", "qlora", "fp32", 2, layers=(1, 7), streamed=6),
+    Case("last", "qlora", "bf16", layers=(2, 8), streamed=5),
 ]
 
 
@@ -117,8 +128,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
 def task_of(case: Case, path: Path, run: Path) -> Any:
     stages = [{"number": number, "begin": 0, "end": 1, "layers": LAYERS} for number in range(3)]
     stage = case.stage
+    streaming = {"layers": case.streamed, "group": 1, "places": 2, "host": "memory"} if case.streamed else None
     stages[stage.number] = {"number": stage.number, "begin": stage.begin, "end": stage.end, "layers": LAYERS, "in_flight": stage.in_flight}
-    ranks = [{"rank": rank, "node": "here", "share": 12, "stage": stages[rank]} for rank in range(3)]
+    ranks = [{"rank": rank, "node": "here", "share": 12, "stage": stages[rank], "streaming": streaming} for rank in range(3)]
     recipe = {"model__name": str(path), "method__kind": case.kind, "method__rank": 8, "train__gradient_checkpointing": case.checkpointing}
     return harness.task_of(
         run, ["here"] * 3, rank=stage.number, plan={"ranks": ranks, "precision": case.precision, "strategy": "pipeline"},
@@ -170,7 +182,10 @@ def held_bytes(case: Case, path: Path, run: Path) -> int:
     )
     dtype = torch.float32 if case.kind == "full" else DTYPES[case.precision]
     context = functools.partial(torch.autocast, "cpu", DTYPES[case.precision], enabled=case.precision != "fp32")
-    pipeline = PipelinePasses(model, stage, ends, dtype, torch.device("cpu"), 128, context, lambda: None)
+    layer_major, host = None, host_layers.of(model)
+    if host is not None:
+        layer_major = LayerMajor(decoder_of(model), range(stage.begin, stage.end), host, context, torch.manual_seed, lambda: None)
+    pipeline = PipelinePasses(model, stage, ends, dtype, torch.device("cpu"), 128, context, lambda: None, layer_major)
     draw = torch.Generator().manual_seed(1)
     batches = [batch_of(case, draw) for _ in range(PASSES)]
     optimizer = torch.optim.AdamW(trained, lr=1e-4)
@@ -201,6 +216,10 @@ def planned_items(case: Case) -> dict[str, int]:
     setup = RankSetup(case.precision, "cpu", rows, 3, masked=True)
     method: Any = Method(kind=case.kind, rank=8)  # type: ignore[arg-type]
     items = stage_memory.estimate(shape, method, train, setup, part, stage.in_flight)
+    if case.streamed:
+        items = stage_memory.estimate(shape, method, dataclasses.replace(train, gradient_checkpointing=True), setup, part, stage.in_flight)
+        layer, boundary = streamed_memory.layer_bytes(shape, method, case.precision), streamed_memory.boundary_bytes(shape, train, setup)
+        items = streamed_memory.on_device(items, layer, boundary, case.streamed, stage.in_flight, part.layers)
     return {item.name: item.size_bytes for item in items if item.name != rank_memory.PROCESS}
 
 
