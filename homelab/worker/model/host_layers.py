@@ -11,7 +11,6 @@ MatMul4Bit: ctx.state). So the forward pass that has a graph and its backward pa
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,44 +21,11 @@ from typing import Any
 import torch
 
 from homelab.shared.law.streaming import PlaceBook
-from homelab.worker.errors import WorkerError, size_words
+from homelab.worker.model import host_store
+from homelab.worker.model.host_store import StoredLayer
 
 ATTRIBUTE = "homelab_host_layers"
-_ALIGNED = 256  # bytes: what a card's copies and every type's views take
-_LEAST_BYTES = 1024  # smaller tensors stay: a quantised matrix's constants, which come with any of its parts
 _POISON = 255  # NaN in every floating-point type
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """One tensor of a layer: `holder.name` is it; its bytes begin at `offset` of the layer's block."""
-
-    holder: Any
-    name: str
-    offset: int
-    shape: torch.Size
-    dtype: torch.dtype
-
-    @property
-    def size_bytes(self) -> int:
-        size_bytes: int = self.shape.numel() * self.dtype.itemsize
-        return size_bytes
-
-    def look_into(self, block: torch.Tensor) -> None:
-        setattr(self.holder, self.name, block[self.offset : self.offset + self.size_bytes].view(self.dtype).view(self.shape))
-
-
-@dataclass
-class _Layer:
-    module: Any
-    pieces: list[_Piece]
-    block: torch.Tensor
-    empty: list[torch.Tensor]
-
-    def leave(self) -> None:
-        """Its parameters are empty again."""
-        for piece, empty in zip(self.pieces, self.empty, strict=True):
-            setattr(piece.holder, piece.name, empty)
 
 
 @dataclass
@@ -82,7 +48,7 @@ class HostLayers:
     file: Path | None = None
     bytes_per_s: float | None = None
     in_turn: bool = False
-    layers: dict[int, _Layer] = field(default_factory=dict)
+    layers: dict[int, StoredLayer] = field(default_factory=dict)
     upcoming: list[int] = field(default_factory=list)
     has_graph: bool = False
     loaded_bytes: int = 0
@@ -101,44 +67,9 @@ class HostLayers:
 
     def take(self, number: int, module: Any) -> None:
         """Move the frozen matrices of this layer to the host."""
-        found = list(_frozen(module))
-        pieces, offset = [], 0
-        for holder, name, tensor in found:
-            pieces.append(_Piece(holder, name, offset, tensor.shape, tensor.dtype))
-            offset += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
-        block = self._block(offset)
-        for piece, (_, _, tensor) in zip(pieces, found, strict=True):
-            if tensor.nbytes:
-                block[piece.offset : piece.offset + piece.size_bytes].copy_(tensor.detach().contiguous().view(-1).view(torch.uint8))
-        layer = _Layer(module, pieces, block, [torch.empty(0, dtype=tensor.dtype, device=self.device) for _, _, tensor in found])
-        layer.leave()
+        layer = host_store.moved(module, self.device, self.file, self.host_bytes)
         self.layers[number] = layer
         module.register_forward_pre_hook(lambda *_: self._called(number))
-
-    def _block(self, size_bytes: int) -> torch.Tensor:
-        if self.file is None:
-            try:
-                return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
-            except RuntimeError as error:
-                raise WorkerError(
-                    f"the host has no {size_words(size_bytes)} of pinned memory for another layer, after {size_words(self.host_bytes)}: {str(error).splitlines()[0]}",
-                    where="memory of the host", hint="close other programs on this machine, or use a smaller [model]; under WSL2, raise memory in .wslconfig",
-                ) from error  # fmt: skip
-        with contextlib.suppress(FileExistsError):
-            self.file.parent.mkdir(parents=True)
-        try:
-            with self.file.open("wb") as opened:
-                os.posix_fallocate(opened.fileno(), 0, size_bytes)
-            storage = torch.UntypedStorage.from_file(str(self.file), shared=True, nbytes=size_bytes)
-        except OSError as error:
-            raise WorkerError(
-                f"no room for {size_words(size_bytes)} of a streamed layer, after {size_words(self.host_bytes)}: {error.strerror}",
-                where=str(self.file.parent), hint="make room on this disk, or set the node's workdir to another one in cluster.toml",
-            ) from error  # fmt: skip
-        finally:
-            with contextlib.suppress(OSError):
-                self.file.unlink()
-        return torch.empty(0, dtype=torch.uint8).set_(storage)
 
     def begin(self, upcoming: Sequence[int]) -> None:
         """What computes from now on, in order: of it, the streamed layers."""
@@ -278,22 +209,3 @@ def of(model: Any) -> HostLayers | None:
     base = base.get_base_model() if hasattr(base, "get_base_model") else base
     found: HostLayers | None = getattr(base, ATTRIBUTE, None)
     return found
-
-
-def _frozen(module: Any) -> Iterator[tuple[Any, str, torch.Tensor]]:
-    """(holder, attribute, tensor) of a layer's frozen matrices: the parameters, and what bitsandbytes keeps beside them."""
-    for parameter in module.parameters():
-        if parameter.dim() < 2 or parameter.nbytes < _LEAST_BYTES:
-            continue
-        state = getattr(parameter, "quant_state", None)
-        beside = [(parameter, "SCB", getattr(parameter, "SCB", None)), (parameter, "CB", getattr(parameter, "CB", None))]
-        if state is not None:
-            beside = [(state, "absmax", state.absmax), *([(state.state2, "absmax", state.state2.absmax)] if state.nested else [])]
-        yield parameter, "data", parameter.data
-        for holder, name, tensor in beside:
-            if tensor is None:
-                continue
-            if tensor.data_ptr() == parameter.data_ptr():  # bitsandbytes names the 8-bit matrix twice
-                setattr(holder, name, None)
-            elif tensor.nbytes >= _LEAST_BYTES:
-                yield holder, name, tensor

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from homelab.shared.law import streaming
 from homelab.shared.protocol.quantisation import INT8, NF4
 from homelab.shared.recipe import Method
+from homelab.worker.errors import WorkerError
 from homelab.worker.model import build, host_layers
 from homelab.worker.model.host_layers import HostLayers
 from homelab.worker.model.layer_major import LayerMajor
@@ -113,7 +116,10 @@ def differing(one: list[tuple[float, dict[str, torch.Tensor]]], other: list[tupl
     ]
 
 
-@pytest.mark.parametrize("how", [NF4, INT8, None])
+QUICK_OF_NF4 = [NF4, *(pytest.param(how, marks=pytest.mark.thorough) for how in (INT8, None))]
+
+
+@pytest.mark.parametrize("how", QUICK_OF_NF4)
 def test_gradients_are_those_of_resident_layers(how: str | None, files: Path, tmp_path: Path) -> None:
     model = adapted(files, how)
     resident = stepped(model, lambda: in_order(model, batches()))
@@ -126,7 +132,7 @@ def test_gradients_are_those_of_resident_layers(how: str | None, files: Path, tm
         assert host.book.loads == streaming.loads(streaming.streamed(0, LAYERS, count), places, STEPS * BATCHES // group)
 
 
-@pytest.mark.parametrize("how", [NF4, INT8, None])
+@pytest.mark.parametrize("how", QUICK_OF_NF4)
 def test_checkpointing_around_streamed_layers_ends_with_an_error(how: str | None, files: Path) -> None:
     """torch recomputes a layer without its hooks: the layer is not there, and its parameters are empty rather than another layer's."""
     host = HostLayers(torch.device("cpu"), 2, in_turn=True)
@@ -136,7 +142,7 @@ def test_checkpointing_around_streamed_layers_ends_with_an_error(how: str | None
         in_order(streamed, batches())
 
 
-@pytest.mark.parametrize("how", [INT8, None])
+@pytest.mark.parametrize("how", [pytest.param(INT8, marks=pytest.mark.thorough), None])
 def test_a_graph_that_outlives_its_layer_is_seen(how: str | None, files: Path) -> None:
     """The control: forward passes whose graph keeps what a place holds. Their loss is right, and the comparison above finds the gradients wrong."""
     model = adapted(files, how)
@@ -194,3 +200,14 @@ def test_digests_see_what_lies_on_the_host(files: Path) -> None:
     by_layer(streamed, host, batches(), BATCHES)
     assert weight_digests.base(streamed) == whole, "and the places that held layers are as before"
     assert host_layers.of(streamed) is host
+
+
+def test_a_full_disk_is_said_and_nothing_is_left(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(WorkerError) as raised:
+        adapted(files, NF4, HostLayers(torch.device("cpu"), file=tmp_path / "run" / "layers"), 2)
+    assert "no room for" in raised.value.message and "No space left" in raised.value.message and "workdir" in raised.value.hint
+    assert not list(tmp_path.rglob("layers"))

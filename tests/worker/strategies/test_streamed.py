@@ -59,7 +59,14 @@ def trained(run: Path, step: int) -> dict[str, torch.Tensor]:
     return load_file(run / "checkpoints" / f"step-{step:08d}" / "trainable.safetensors")
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = (
+    "qlora alone, all layers, all passes at once",
+    "qlora, ddp 6:4:2, streamed on two of three",
+    "qlora, pipeline of 3, all of the middle one",
+)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in CASES])
 def test_the_training_is_that_of_resident_layers(name: str, forks: harness.Forks, tmp_path: Path, deep: Path, data: Path) -> None:
     case = CASES[name]
     recipe = COMMON | LENGTH[SHORT] | {"method__kind": case.kind, "train__gradient_checkpointing": True} | case.recipe

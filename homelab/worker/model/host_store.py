@@ -1,0 +1,115 @@
+"""One layer's frozen matrices as a block of bytes on the host: pinned memory beside a card, or a file that is mapped into memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from homelab.worker.errors import WorkerError, size_words
+
+_ALIGNED = 256  # bytes: what a card's copies and every type's views take
+_LEAST_BYTES = 1024  # smaller tensors stay: a quantised matrix's constants, which come with any of its parts
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor of a layer: `holder.name` is it; its bytes begin at `offset` of the layer's block."""
+
+    holder: Any
+    name: str
+    offset: int
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @property
+    def size_bytes(self) -> int:
+        size_bytes: int = self.shape.numel() * self.dtype.itemsize
+        return size_bytes
+
+    def look_into(self, block: torch.Tensor) -> None:
+        setattr(self.holder, self.name, block[self.offset : self.offset + self.size_bytes].view(self.dtype).view(self.shape))
+
+
+@dataclass
+class StoredLayer:
+    """The pieces of a layer in its block of bytes on the host, and the empty tensors that stand for them."""
+
+    pieces: list[Piece]
+    block: torch.Tensor
+    empty: list[torch.Tensor]
+
+    def leave(self) -> None:
+        """Its parameters are empty again."""
+        for piece, empty in zip(self.pieces, self.empty, strict=True):
+            setattr(piece.holder, piece.name, empty)
+
+
+def moved(module: Any, device: torch.device, file: Path | None, taken_bytes: int) -> StoredLayer:
+    """Move the frozen matrices of a layer to the host; its parameters are empty on `device` then. `file`: a path that holds the block instead of memory,
+    and is gone at once. `taken_bytes`: of the layers before it, for the error. Raises WorkerError where the host has no room."""
+    found = list(_frozen(module))
+    pieces, offset = [], 0
+    for holder, name, tensor in found:
+        pieces.append(Piece(holder, name, offset, tensor.shape, tensor.dtype))
+        offset += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+    block = _block(offset, device, file, taken_bytes)
+    for piece, (_, _, tensor) in zip(pieces, found, strict=True):
+        block[piece.offset : piece.offset + piece.size_bytes].copy_(tensor.detach().contiguous().view(-1).view(torch.uint8))
+    layer = StoredLayer(pieces, block, [torch.empty(0, dtype=tensor.dtype, device=device) for _, _, tensor in found])
+    layer.leave()
+    return layer
+
+
+def _block(size_bytes: int, device: torch.device, file: Path | None, taken_bytes: int) -> torch.Tensor:
+    if file is None:
+        try:
+            return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        except RuntimeError as error:
+            raise WorkerError(
+                f"the host has no {size_words(size_bytes)} of pinned memory for another layer, after {size_words(taken_bytes)}: {str(error).splitlines()[0]}",
+                where="memory of the host", hint="close other programs on this machine, or use a smaller [model]; under WSL2, raise memory in .wslconfig",
+            ) from error  # fmt: skip
+    with contextlib.suppress(FileExistsError):
+        file.parent.mkdir(parents=True)
+    try:
+        with file.open("wb") as opened:
+            os.posix_fallocate(opened.fileno(), 0, size_bytes)
+        storage = torch.UntypedStorage.from_file(str(file), shared=True, nbytes=size_bytes)
+    except OSError as error:
+        raise WorkerError(
+            f"no room for {size_words(size_bytes)} of a streamed layer, after {size_words(taken_bytes)}: {error.strerror}",
+            where=str(file.parent), hint="make room on this disk, or set the node's workdir to another one in cluster.toml",
+        ) from error  # fmt: skip
+    finally:
+        with contextlib.suppress(OSError):
+            file.unlink()
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def _frozen(module: Any) -> Iterator[tuple[Any, str, torch.Tensor]]:
+    """(holder, attribute, tensor) of a layer's frozen matrices: the parameters, what bitsandbytes keeps beside them, and experts in 4 bits."""
+    for parameter in module.parameters():
+        if parameter.dim() < 2 or parameter.nbytes < _LEAST_BYTES:
+            continue
+        state = getattr(parameter, "quant_state", None)
+        beside = [(parameter, "SCB", getattr(parameter, "SCB", None)), (parameter, "CB", getattr(parameter, "CB", None))]
+        if state is not None:
+            beside = [(state, "absmax", state.absmax), *([(state.state2, "absmax", state.state2.absmax)] if state.nested else [])]
+        yield parameter, "data", parameter.data
+        for holder, name, tensor in beside:
+            if tensor is None:
+                continue
+            if tensor.data_ptr() == parameter.data_ptr():  # bitsandbytes names the 8-bit matrix twice
+                setattr(holder, name, None)
+            elif tensor.nbytes >= _LEAST_BYTES:
+                yield holder, name, tensor
+    for part in module.modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            if buffer.dim() > 1 and buffer.nbytes >= _LEAST_BYTES:
+                yield part, name, buffer
