@@ -9,7 +9,6 @@ gradients_equal                1 where every gradient of every step is equal to 
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import statistics
 import tempfile
@@ -21,7 +20,7 @@ import torch
 from benchmarks import report
 
 from homelab.shared.recipe import Method
-from homelab.worker.model import build
+from homelab.worker.model import base_kind, build
 from homelab.worker.model.host_layers import HostLayers
 from homelab.worker.model.layer_major import LayerMajor
 from homelab.worker.strategies.pipeline import streamed_stage
@@ -29,7 +28,7 @@ from homelab.worker.strategies.pipeline.stage_model import decoder_of
 from scripts.practice.tiny_model import tiny_llama
 
 _LAYERS, _PLACES, _PASSES, _TOKENS = 8, 2, 4, 96
-_COUNT = torch.tensor(_PASSES * _TOKENS)
+_COUNT, _CPU = torch.tensor(_PASSES * _TOKENS), torch.device("cpu")
 
 
 def main() -> int:
@@ -39,21 +38,19 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="homelab-bench-"))
     try:
         files = tiny_llama(folder / "model", hidden=512, intermediate=1408, layers=_LAYERS)
-        drawn = torch.Generator().manual_seed(1)
-        batches = [{"input_ids": torch.randint(3, 200, (1, _TOKENS), generator=drawn)} for _ in range(_PASSES)]
-        batches = [batch | {"labels": batch["input_ids"].clone()} for batch in batches]
-        resident = _model(files, None)
+        batches = batches_of(_PASSES, _TOKENS)
+        resident = model(files, None)
         layer_s = _forward_s(resident, batches) / _LAYERS
         runs, equal = [], True
         ratios: dict[float, list[float]] = {}
         loads: list[float] = []
         for times in (2.0, 0.5):
-            host = HostLayers(torch.device("cpu"), _PLACES)
-            streamed = _model(files, host)
+            host = host_of(_CPU)
+            streamed = model(files, host)
             host.bytes_per_s = next(iter(host.layers.values())).block.numel() * times / layer_s
             for number in range(1 + 2 * options.repeats):
-                (one_s, one), before = _timed(resident, lambda: _in_order(resident, batches)), host.book.loads
-                other_s, other = _timed(streamed, lambda model=streamed, host=host: _by_layer(model, host, batches))
+                (one_s, one), before = _timed(resident, lambda: in_order(resident, batches)), host.book.loads
+                other_s, other = _timed(streamed, lambda of=streamed, host=host: by_layer(of, host, batches))
                 equal = equal and all(torch.equal(*pair) for pair in zip(one, other, strict=True))
                 if number:  # the first one fills the places
                     ratios.setdefault(times, []).append(other_s / one_s)
@@ -72,17 +69,33 @@ def main() -> int:
     return 0 if equal else 1
 
 
-def _model(files: Path, host: HostLayers | None) -> Any:
+def host_of(device: torch.device) -> HostLayers:
+    """Places on this device."""
+    return HostLayers(device, _PLACES)
+
+
+def batches_of(count: int, tokens: int) -> list[dict[str, torch.Tensor]]:
+    """So many micro-batches of one row."""
+    drawn = torch.Generator().manual_seed(1)
+    found = [torch.randint(3, 200, (1, tokens), generator=drawn) for _ in range(count)]
+    return [{"input_ids": row, "labels": row.clone()} for row in found]
+
+
+def model(
+    files: Path, host: HostLayers | None, *, how: str | None = None, dtype: torch.dtype = torch.float32, device: torch.device = _CPU
+) -> Any:
+    """A base with adapters on it, and all of its layers on `host` if there is one."""
     reader = None
     if host is not None:
+        layers = int(base_kind.config_of(str(files), None).num_hidden_layers)
 
         def reader(path: str, **options: Any) -> Any:
-            return streamed_stage.load(path, stage=None, host=host, count=_LAYERS, **options)
+            return streamed_stage.load(path, stage=None, host=host, count=layers, **options)
 
-    model = build.load_base(str(files), None, None, torch.float32, None, "here", reader)
-    model.config.use_cache = False
-    build.enable_checkpointing(model)
-    return build.add_adapters(model, Method(kind="lora", rank=8, alpha=16), 1).train()
+    made = build.load_base(str(files), None, how, dtype, 0 if device.type == "cuda" else None, "here", reader)
+    made.config.use_cache = False
+    build.enable_checkpointing(made)
+    return build.add_adapters(made, Method(kind="lora", rank=8, alpha=16), 1).train()
 
 
 def _forward_s(model: Any, batches: list[dict[str, torch.Tensor]]) -> float:
@@ -106,22 +119,36 @@ def _timed(model: Any, passes: Any) -> tuple[float, list[torch.Tensor]]:
     return took_s, [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
 
 
-def _in_order(model: Any, batches: list[dict[str, torch.Tensor]]) -> None:
+def in_order(of: Any, batches: list[dict[str, torch.Tensor]], dtype: torch.dtype = torch.float32) -> None:
+    """One micro-batch after the other."""
     for batch in batches:
-        model(**batch, num_items_in_batch=_COUNT).loss.backward()
+        with _autocast(batch, dtype):
+            loss = of(**batch, num_items_in_batch=_COUNT).loss
+        loss.backward()
 
 
-def _by_layer(model: Any, host: HostLayers, batches: list[dict[str, torch.Tensor]]) -> None:
-    passes = LayerMajor(decoder_of(model), range(_LAYERS), host, contextlib.nullcontext, torch.manual_seed, lambda: None)
-    hidden, group = passes.forward(batches, [1] * len(batches))
-    gradients = []
-    for batch, last in zip(batches, hidden, strict=True):
-        leaf = last.detach().requires_grad_()
-        with passes.behind(leaf):
-            model(**batch, num_items_in_batch=_COUNT).loss.backward()
-        assert leaf.grad is not None
-        gradients.append(leaf.grad)
-    passes.backward(group, gradients)
+def by_layer(
+    of: Any, host: HostLayers, batches: list[dict[str, torch.Tensor]], dtype: torch.dtype = torch.float32, group: int = 99
+) -> None:
+    """Layer by layer, `group` micro-batches at a time."""
+    decoder = decoder_of(of)
+    passes = LayerMajor(decoder, range(len(decoder.layers)), host, lambda: _autocast(batches[0], dtype), torch.manual_seed, lambda: None)
+    for begin in range(0, len(batches), group):
+        some = batches[begin : begin + group]
+        hidden, begun = passes.forward(some, [1] * len(some))
+        gradients = []
+        for batch, last in zip(some, hidden, strict=True):
+            leaf = last.detach().requires_grad_()
+            with passes.behind(leaf), _autocast(batch, dtype):
+                loss = of(**batch, num_items_in_batch=_COUNT).loss
+            loss.backward()
+            assert leaf.grad is not None
+            gradients.append(leaf.grad)
+        passes.backward(begun, gradients)
+
+
+def _autocast(batch: dict[str, torch.Tensor], dtype: torch.dtype) -> Any:
+    return torch.autocast(batch["input_ids"].device.type, dtype, enabled=dtype != torch.float32)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ class Division:
     per_node: int = 1
     micro_batch: int = 2
     measured: bool = False
+    streaming: Mapping[str, Any] | None = None
     recipe: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -57,6 +58,7 @@ def begin(place: Place, of: Division, run: Path, precision: str, attempt: int, *
     material.plan(
         run, attempt, shares, device=place.device, precision=precision, backend=backend, micro_batch=of.micro_batch, measured=of.measured,
         strategy="pipeline" if of.stages else of.strategy, stages=of.stages, per_node=of.per_node, resume_step=resume_step,
+        streaming=of.streaming,
     )  # fmt: skip
     variables = (ranks.ALLOCATOR_OF_RUNS if place.is_card else {}) | dict(of.environment)
     ranks.checked(ranks.worker(run, attempt, size, variables, WATCHED, of.per_node), limit_s)

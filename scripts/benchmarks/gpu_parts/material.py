@@ -8,7 +8,7 @@ import hashlib
 import json
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +175,7 @@ def remove(run_folder: Path, size: int) -> None:
 def plan(
     run_folder: Path, attempt: int, shares: Sequence[int], *, device: str, precision: str, backend: str = "gloo", micro_batch: int = 2,
     measured: bool = False, resume_step: int = 0, switches: dict[str, bool] | None = None, strategy: str = "ddp", stages: Sequence[int] = (), per_node: int = 1,
+    streaming: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
     """plan.json of an attempt with one rank for each share, `per_node` of them on a node, each with a folder of its own: all of them on the one card.
 
@@ -187,7 +188,7 @@ def plan(
         "ranks": [
             {
                 "rank": rank, "node": node_of(rank, per_node), "local_rank": 0, "device_name": device, "share": share, "micro_batch": micro_batch,
-                "token_cap": None, "speed": None, "stage": _stage(rank, stages),
+                "token_cap": None, "speed": None, "stage": _stage(rank, stages), "streaming": streaming,
             }
             for rank, share in enumerate(shares)
         ],

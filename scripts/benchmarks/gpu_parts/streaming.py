@@ -1,0 +1,109 @@
+"""Layers that come from the host on a card: bytes per second, gradients beside those of resident layers, seconds and memory of a step, a whole training."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from typing import Any
+
+from benchmarks import stream
+from benchmarks.gpu_parts import divided, material
+from benchmarks.gpu_parts.divided import Division
+from benchmarks.gpu_parts.place import Place
+
+from homelab.shared.protocol.quantisation import NF4
+
+_COPIED_BYTES = 256 * 2**20
+_BASES = {"4_bit": NF4, "16_bit": None}
+_ENDS_S = 60.0
+
+
+def measure(place: Place) -> None:
+    """Bits first: what a card holds when a copy under way overwrites it would be silent."""
+    if place.is_card:
+        with place.attempt("bytes per second"):
+            _rates(place)
+    small = material.model(place.folder / "small", "small" if place.is_card else "tiny", "float32", place.device)
+    for name, how in _BASES.items():
+        with place.attempt(f"small, {name}"):
+            _beside_resident(place, f"small_{name}", small, how, tokens=64)
+    with place.attempt("a training"):
+        _training(place, small)
+    if place.is_card:
+        large = material.model(place.folder / "large", "1.1B", device=place.device)
+        for name, how in _BASES.items():
+            with place.attempt(f"1.1B, {name}"):
+                _beside_resident(place, f"large_{name}", large, how, tokens=1024)
+
+
+def _rates(place: Place) -> None:
+    import torch
+
+    there = torch.empty(_COPIED_BYTES, dtype=torch.uint8, device="cuda")
+    for name, is_pinned in (("pinned", True), ("pageable", False)):
+        here = torch.ones(_COPIED_BYTES, dtype=torch.uint8, pin_memory=is_pinned)
+        seconds = []
+        for _ in range(6):
+            torch.cuda.synchronize()
+            began_s = time.perf_counter()
+            there.copy_(here, non_blocking=True)
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - began_s)
+        place.figure(f"{name}_bytes_per_s", _COPIED_BYTES / statistics.median(seconds[1:]))
+
+
+def _beside_resident(place: Place, name: str, files: Any, how: str | None, *, tokens: int) -> None:
+    """All layers streamed, all passes of the step at once and one after the other: gradients equal to the bit, seconds and bytes of a step."""
+    import torch
+
+    device, dtype = torch.device(place.device), torch.bfloat16 if place.is_card else torch.float32
+    batches = [{key: value.to(device) for key, value in batch.items()} for batch in stream.batches_of(4, tokens)]
+    resident = stream.model(files, None, how=how, dtype=dtype, device=device)
+    expected = _steps(place, lambda model=resident: stream.in_order(model, batches, dtype), resident)
+    del resident
+    for group in (4, 1):
+        streamed = stream.model(files, host := stream.host_of(device), how=how, dtype=dtype, device=device)
+        found = _steps(place, lambda model=streamed, host=host, group=group: stream.by_layer(model, host, batches, dtype, group), streamed)
+        differ = [key for key, gradient in expected["gradients"].items() if not torch.equal(gradient, found["gradients"][key])]
+        place.run(f"{name}, {group} passes at a time", differ=len(differ), of=len(expected["gradients"]), loads=host.book.loads)
+        place.gate(f"{name}_{group}_gradients_equal", not differ)
+        place.figure(f"{name}_{group}_step_over_resident", found["seconds"] / expected["seconds"])
+        place.figure(f"{name}_{group}_peak_over_resident", found["peak"] / max(1, expected["peak"]))
+        del streamed, host
+
+
+def _steps(place: Place, passes: Any, model: Any) -> dict[str, Any]:
+    import torch
+
+    gc.collect()
+    if place.is_card:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    seconds = []
+    for _ in range(4):
+        model.zero_grad()
+        if place.is_card:
+            torch.cuda.synchronize()
+        began_s = time.perf_counter()
+        passes()
+        if place.is_card:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began_s)
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    peak = torch.cuda.max_memory_allocated() if place.is_card else 0
+    return {"seconds": statistics.median(seconds[1:]), "gradients": gradients, "peak": peak}
+
+
+def _training(place: Place, files: Any) -> None:
+    """The worker itself: the losses of a run with streamed layers are those of one without."""
+    data = material.rows(place.folder / "rows.jsonl", material.lengths(60, 200))
+    precision, losses = "bf16" if place.is_card else "fp32", {}
+    layers = 6 if place.is_card else 2
+    for name, streaming in (("resident", None), ("streamed", {"layers": layers, "group": 3, "places": 2, "host": "memory"})):
+        recipe = {"method__kind": "qlora", "train__gradient_checkpointing": True}
+        run = divided.train(place, Division(name, recipe=recipe, streaming=streaming), files, data, precision, limit_s=_ENDS_S)
+        losses[name] = divided.losses(run)
+        material.remove(run, 1)
+    place.run("a training", **losses)
+    place.gate("a_streamed_training_is_a_resident_one", losses["resident"] == losses["streamed"])
