@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from homelab.controller.base.errors import InputError
+from homelab.controller.planning.memory.scenario import DoesNotFit
 from homelab.controller.planning.strategy import ranks
 from homelab.controller.planning.strategy.base import Assignment, Strategy
 from homelab.controller.planning.strategy.pipeline import streamed_rank
@@ -31,7 +32,12 @@ class Ddp(Strategy):
         if not isinstance(job, TrainingJob):
             return ranks.programs(job)
         streamed = streamed_rank.alone(job) if job.machines.world_size == 1 else None
-        return streamed or ranks.whole_models(job)
+        try:
+            return streamed or ranks.whole_models(job)
+        except DoesNotFit as error:
+            if job.machines.world_size == 1:
+                error.message += streamed_rank.why_hosts_do_not_help(job)
+            raise
 
     def step_bytes(self, job: TrainingJob, passes: int) -> int | None:
         """The gradient of everything that is trained, as it is compressed."""

@@ -123,10 +123,10 @@ def _does_not_fit(batching: MicroBatching) -> DoesNotFit:
         others = dict.fromkeys(slot.node.name for slot in slots if slot.node.name not in empty)
         return NodesWithoutRoom(list(empty), list(others), "one layer", scenario)
     text = ", ".join(f"{slots[rank].node.name} {count}" for rank, count in enumerate(room))
-    first = min(sum(room), layers - 1)
+    first, hosts = min(sum(room), layers - 1), streamed_rank.why_hosts_do_not_help(batching.job)
     ways = "a shorter seq_len" if batching.job.recipe.method.kind == "qlora" else 'a shorter seq_len, kind = "qlora"'
     return DoesNotFit(
-        f"the {layers} layers do not fit on these machines: there is room for {text}, minus embeddings and head; layer {first} is the first that does not fit",
+        f"the {layers} layers do not fit on these machines: there is room for {text}, minus embeddings and head; layer {first} is the first that does not fit{hosts}",
         where="recipe, [model] name", hint=Hint("{}; {}, or another machine", homelab("plan RECIPE --fit"), ways), scenario=scenario,
     )  # fmt: skip
 

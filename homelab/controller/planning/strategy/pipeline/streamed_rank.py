@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from homelab.controller.base.units import gigabytes
 from homelab.controller.planning.machines import host_room
 from homelab.controller.planning.machines.machines import RankSlot
 from homelab.controller.planning.memory import rank_memory, streamed_memory
@@ -48,6 +49,17 @@ def layer_bytes_of(job: TrainingJob) -> int:
     """The frozen weights of one layer."""
     assert job.shape is not None
     return streamed_memory.layer_bytes(job.shape, job.recipe.method, job.precision)
+
+
+def why_hosts_do_not_help(job: TrainingJob) -> str:
+    """The end of an error about memory: why no layer comes from a host, or what room the hosts have. Empty where nobody asked them."""
+    reason = why_not(job)
+    if reason is not None:
+        return f"; layers cannot come from a host: {reason}"
+    slots = job.machines.slots
+    rooms = {slot.node.name: host_room.of(slot, 1) for slot in slots}
+    known = [f"{gigabytes(room.bytes_free)} GB of {room.kind} on {name}" for name, room in rooms.items() if room.bytes_free is not None]
+    return f"; the hosts have room for {', '.join(known)}, which is too little for the rest" if known else ""
 
 
 def alone(job: TrainingJob) -> Assignment | None:

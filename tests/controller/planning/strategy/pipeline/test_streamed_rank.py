@@ -76,7 +76,7 @@ def test_what_has_room_stays() -> None:
 
 def test_a_host_without_memory_is_no_place() -> None:
     assert plan_of([4], LLAMA_8B, host_gb=16).fits
-    with pytest.raises(DoesNotFit):
+    with pytest.raises(DoesNotFit, match=r"the hosts have room for 2\.4 GB of memory on tower, which is too little"):
         plan_of([4], LLAMA_8B, host_gb=3)
     with pytest.raises(DoesNotFit, match=r"do not fit on these machines|no rank has room|not even one layer"):
         plan_of([16, 8, 8], LLAMA_70B, host_gb=4)
@@ -96,7 +96,7 @@ def test_what_cannot_be_streamed_is_refused_as_before(method: dict[str, Any], wh
 
     work = job.of(inputs, machines.choose(inputs), "bf16")
     assert isinstance(work, job.TrainingJob) and why in (streamed_rank.why_not(work) or "")
-    with pytest.raises(DoesNotFit):
+    with pytest.raises(DoesNotFit, match=f"layers cannot come from a host: .*{why}"):
         registry.choose_strategy(work)
 
 
