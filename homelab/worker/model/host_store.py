@@ -58,32 +58,38 @@ def moved(module: Any, device: torch.device, file: Path | None, taken_bytes: int
     for holder, name, tensor in found:
         pieces.append(Piece(holder, name, offset, tensor.shape, tensor.dtype))
         offset += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
-    block = _block(offset, device, file, taken_bytes)
+    is_pinned = file is None and device.type == "cuda"
+    try:
+        block = torch.zeros(offset, dtype=torch.uint8, pin_memory=is_pinned)
+    except RuntimeError as error:
+        raise WorkerError(
+            f"the host has no {size_words(offset)} of {'pinned ' if is_pinned else ''}memory for another layer, after {size_words(taken_bytes)}: {str(error).splitlines()[0]}",
+            where="memory of the host", hint="close other programs on this machine, or use a smaller [model]; under WSL2, raise memory in .wslconfig",
+        ) from error  # fmt: skip
     for piece, (_, _, tensor) in zip(pieces, found, strict=True):
         block[piece.offset : piece.offset + piece.size_bytes].copy_(tensor.detach().contiguous().view(-1).view(torch.uint8))
+    if file is not None:
+        block = _on_disk(block, file, taken_bytes)
     layer = StoredLayer(pieces, block, [torch.empty(0, dtype=tensor.dtype, device=device) for _, _, tensor in found])
     layer.leave()
     return layer
 
 
-def _block(size_bytes: int, device: torch.device, file: Path | None, taken_bytes: int) -> torch.Tensor:
-    if file is None:
-        try:
-            return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        except RuntimeError as error:
-            raise WorkerError(
-                f"the host has no {size_words(size_bytes)} of pinned memory for another layer, after {size_words(taken_bytes)}: {str(error).splitlines()[0]}",
-                where="memory of the host", hint="close other programs on this machine, or use a smaller [model]; under WSL2, raise memory in .wslconfig",
-            ) from error  # fmt: skip
+def _on_disk(block: torch.Tensor, file: Path, taken_bytes: int) -> torch.Tensor:
+    """The same bytes, mapped from a file that nobody else can open. They are on the disk before anybody reads them: pages that must still be written
+    cannot be dropped, and a control group that is full of them ends the process."""
     with contextlib.suppress(FileExistsError):
         file.parent.mkdir(parents=True)
     try:
         with file.open("wb") as opened:
-            os.posix_fallocate(opened.fileno(), 0, size_bytes)
-        storage = torch.UntypedStorage.from_file(str(file), shared=True, nbytes=size_bytes)
+            opened.write(memoryview(block.numpy()))
+            opened.flush()
+            os.fsync(opened.fileno())
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        storage = torch.UntypedStorage.from_file(str(file), shared=True, nbytes=block.numel())
     except OSError as error:
         raise WorkerError(
-            f"no room for {size_words(size_bytes)} of a streamed layer, after {size_words(taken_bytes)}: {error.strerror}",
+            f"no room for {size_words(block.numel())} of a streamed layer, after {size_words(taken_bytes)}: {error.strerror}",
             where=str(file.parent), hint="make room on this disk, or set the node's workdir to another one in cluster.toml",
         ) from error  # fmt: skip
     finally:

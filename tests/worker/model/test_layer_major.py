@@ -206,7 +206,7 @@ def test_a_full_disk_is_said_and_nothing_is_left(files: Path, tmp_path: Path, mo
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(WorkerError) as raised:
         adapted(files, NF4, HostLayers(torch.device("cpu"), file=tmp_path / "run" / "layers"), 2)
     assert "no room for" in raised.value.message and "No space left" in raised.value.message and "workdir" in raised.value.hint

@@ -1,0 +1,76 @@
+"""A model that a node cannot hold, nor two of them together, trains on them: real limits of memory, layers from the disk, a killed rank, a chat."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from homelab.lab import Lab
+from scripts.practice.desk import Desk, Run
+
+pytestmark = [pytest.mark.thorough, pytest.mark.slow, pytest.mark.namespaces, pytest.mark.timeout(1200)]
+REAL = os.environ.get("HOMELAB_MODEL", "")
+
+RECIPE = """
+[model]
+name = "{model}"
+[data]
+train = "pirates.jsonl"
+[method]
+kind = "lora"
+rank = 8
+alpha = 16
+[train]
+global_batch = 12
+steps = 8
+learning_rate = 5e-4
+seq_len = 64
+precision = "fp32"
+gradient_checkpointing = true
+[checkpoint]
+every_steps = 3
+[tracking]
+tensorboard = false
+"""
+# In fp32 the model and its training hold 1.35 GB on one node. Two of 1.1 GB have room for 23 of its 30 layers.
+LIMITS_GB = {"resident": (4.0,), "alone": (1.25,), "pipeline": (1.098, 1.098)}
+
+
+@pytest.mark.skipif(not Path(REAL, "config.json").is_file(), reason="HOMELAB_MODEL names no model")
+def test_a_model_that_no_node_can_hold_trains_is_killed_recovers_and_answers(tmp_path: Path) -> None:
+    model = Path(shutil.copytree(REAL, tmp_path / "model"))
+    losses = {}
+    for name, memory_gb in LIMITS_GB.items():
+        with Lab.up(tmp_path / name, nodes=len(memory_gb), memory=memory_gb, shared=[model]) as lab:
+            folder = tmp_path / f"{name} desk"
+            folder.mkdir()
+            rows = [("user", f"Say the number {number} like a pirate.", f"Arr, {number} pieces of eight, matey!") for number in range(60)]
+            (folder / "pirates.jsonl").write_text(
+                "".join(
+                    json.dumps({"messages": [{"role": role, "content": asked}, {"role": "assistant", "content": answer}]}) + "\n"
+                    for role, asked, answer in rows
+                )
+            )
+            desk = Desk(folder, lab, supervise=True)
+            desk.write("pirate.toml", RECIPE.format(model=model))
+            streaming = [rank["streaming"] for rank in desk.json("plan", "pirate.toml")["ranks"]]
+            assert [one is not None for one in streaming] == [name != "resident"] * len(memory_gb), streaming
+            run = desk.launch("pirate.toml")
+            if name != "resident":
+                _kill(lab, run, f"node{len(memory_gb)}")
+            run.wait_for_end(1 if name == "resident" else 2, nodes=len(memory_gb), timeout_s=600)
+            assert desk.json("status", run.name)["state"] == "done", run.logs(1)
+            losses[name] = run.losses()
+            if name == "pipeline":
+                assert desk.homelab("chat", run.name, "--prompt", "Say the number 7 like a pirate.", timeout_s=300).stdout.strip()
+    for name in ("alone", "pipeline"):
+        assert losses[name] == pytest.approx(losses["resident"], rel=1e-5), losses
+
+
+def _kill(lab: Lab, run: Run, node: str) -> None:
+    run.wait_for_step(1, 4, timeout_s=400)
+    lab.fault(node, "kill-worker")
