@@ -8,18 +8,20 @@ from typing import Any
 
 # Where config.json says how many experts a layer has.
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+# The edit that turns off a router's own loss.
+ROUTER_LOSS_OFF = "set output_router_logits to false in the model's config.json on every node (this changes the training, too)"
 
 
 def has_experts(config: Mapping[str, Any]) -> bool:
-    """Whether this config.json (of the text model, where it has several parts) is that of a mixture of experts, which a pipeline does not train."""
+    """Whether this config.json (of the text model, where it has several parts) is that of a mixture of experts."""
     return any(isinstance(count := config.get(name), int) and count > 1 for name in EXPERT_COUNTS)
 
 
-def why_mixtures_stay_whole(config: Mapping[str, Any]) -> str:
-    """Why a pipeline does not cut this mixture of experts."""
-    if config.get("output_router_logits"):
-        return "its router has its own loss (output_router_logits), which is not a sum over tokens"
-    return "the planner does not know its layers, and a mixture in stages was never compared with one process"
+def why_not_in_stages(config: Mapping[str, Any]) -> str | None:
+    """Why a pipeline does not train the mixture of experts of this config.json (as in `has_experts`); None where it does, and for any other model."""
+    if has_experts(config) and config.get("output_router_logits"):
+        return "its router has its own loss (output_router_logits in config.json), which is not a sum over tokens"
+    return None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from homelab.controller.planning.model.architecture import Architecture, adapted_linears
+from homelab.controller.planning.model.adapters import adapted_linears
+from homelab.controller.planning.model.architecture import Architecture
 from homelab.shared.recipe import Method, Train
 
 

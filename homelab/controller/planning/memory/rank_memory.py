@@ -27,7 +27,8 @@ from homelab.controller.planning.memory import division
 from homelab.controller.planning.memory.activations import Attention, activation_bytes, copies_inputs, width
 from homelab.controller.planning.memory.division import Division
 from homelab.controller.planning.memory_estimate import MemoryItem
-from homelab.controller.planning.model.architecture import Architecture, adapted_linears
+from homelab.controller.planning.model.adapters import adapted_linears
+from homelab.controller.planning.model.architecture import Architecture
 from homelab.shared.protocol import quantisation
 from homelab.shared.protocol.memory_items import (
     ACTIVATIONS,

@@ -32,6 +32,8 @@ def whole_models(job: TrainingJob) -> Assignment:
     speeds, slots = job.workload.speeds, job.machines.slots
     counts, choices = shares.decide(job.recipe, job.workload, job.machines)
     caps, warnings = _token_caps(job)
+    if job.shape is None and len(slots) > 1:
+        warnings.append("no formula counts this model: shares go by speed alone, and what has room was not asked")
     ranks, reasons = [], []
     for slot, share in zip(slots, counts, strict=True):
         micro_batch, because = _micro_batch(job, slot, share)

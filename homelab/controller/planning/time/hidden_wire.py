@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from homelab.controller.planning.memory import rank_memory
-from homelab.controller.planning.model.architecture import Architecture, adapted_linears
+from homelab.controller.planning.model.adapters import adapted_linears
+from homelab.controller.planning.model.architecture import Architecture
 from homelab.shared.law.wire_bytes import BUCKET_MB
 from homelab.shared.recipe import Method, Train
 

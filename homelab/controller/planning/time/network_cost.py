@@ -9,7 +9,8 @@ from typing import ClassVar
 
 from homelab.controller.base.units import megabytes
 from homelab.controller.planning.memory import rank_memory
-from homelab.controller.planning.model.architecture import Architecture, adapted_linears
+from homelab.controller.planning.model.adapters import adapted_linears
+from homelab.controller.planning.model.architecture import Architecture
 from homelab.controller.planning.time.hidden_wire import LastPass
 from homelab.controller.planning.work.job import TrainingJob
 from homelab.shared.law import wire_bytes

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from homelab.shared.law.stage import Stage, has_experts, why_mixtures_stay_whole
+from homelab.shared.law.stage import ROUTER_LOSS_OFF, Stage, why_not_in_stages
 from homelab.worker.errors import WorkerError
 from homelab.worker.model.layer_major import StandIn
 
@@ -125,14 +125,14 @@ def check(model: Any) -> None:
 
 
 def _class_of(config: Any) -> Any:
-    """The causal LM of this configuration. Raises WorkerError for one that transformers does not know, and for experts."""
+    """The causal LM of this configuration. Raises WorkerError for one that transformers does not know, and for experts whose router has a loss."""
     from transformers import AutoModelForCausalLM
 
-    settings = config.get_text_config().to_dict()
-    if has_experts(settings):
+    reason = why_not_in_stages(config.get_text_config().to_dict())
+    if reason is not None:
         raise WorkerError(
-            f"{config.model_type} is a mixture of experts, which a pipeline does not train: {why_mixtures_stay_whole(settings)}",
-            where=_WHERE, hint=_HINT, needs_launch=True,
+            f"a pipeline does not train this mixture of experts ({config.model_type}): {reason}",
+            where=_WHERE, hint=f"{ROUTER_LOSS_OFF}; or {_HINT}", needs_launch=True,
         )  # fmt: skip
     known = AutoModelForCausalLM._model_mapping
     if type(config) not in known:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from homelab.controller.base.errors import InputError
-from homelab.controller.planning.model.architecture import Architecture, from_config, known, lora_parameters
+from homelab.controller.planning.model.adapters import lora_parameters
+from homelab.controller.planning.model.architecture import Architecture, from_config, known
 
 
 def shape(name: str) -> Architecture:
@@ -52,6 +53,28 @@ SMALL = {
 }
 
 
+_FEW: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_LATENT: dict[str, Any] = {
+    "kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20, "num_key_value_heads": 4, "n_routed_experts": 4,
+    "n_group": 1, "topk_group": 1, "n_shared_experts": 2, "first_k_dense_replace": 1,
+}  # fmt: skip
+MIXTURES: list[tuple[str, dict[str, Any]]] = [
+    ("qwen3_moe", {"num_experts": 6, "head_dim": 32, **_FEW}),
+    ("qwen3_moe", {"num_experts": 6, "attention_bias": True, "mlp_only_layers": [1], **_FEW}),
+    ("qwen3_moe", {"num_experts": 6, "decoder_sparse_step": 2, **_FEW}),
+    ("mixtral", {"num_local_experts": 4}),
+    ("mixtral", {"num_local_experts": 4, "head_dim": 32, "tie_word_embeddings": True}),
+    ("olmoe", {"num_experts": 8, "num_experts_per_tok": 2}),
+    ("olmoe", {"num_experts": 8, "num_experts_per_tok": 2, "attention_bias": True}),
+    ("gpt_oss", {"num_local_experts": 4}),
+    ("gpt_oss", {"num_local_experts": 4, "head_dim": 16, "attention_bias": False}),
+    ("deepseek_v3", {**_FEW, **_LATENT}),
+    ("deepseek_v3", {**_FEW, **_LATENT, "q_lora_rank": None, "attention_bias": True, "first_k_dense_replace": 0}),
+    ("deepseek_v2", {**_FEW, **_LATENT, "mlp_bias": True}),
+    ("deepseek_v2", {**_FEW, **_LATENT, "q_lora_rank": None, "first_k_dense_replace": 2}),
+]
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("kind", "extra"),
@@ -71,6 +94,7 @@ SMALL = {
         ("olmo2", {"attention_bias": True, "head_dim": 16}),
         ("olmo3", {}),
         ("granite", {"attention_bias": True, "mlp_bias": True}),
+        *MIXTURES,
     ],
 )
 @pytest.mark.parametrize("written", ["whole", "as-saved"])
@@ -78,7 +102,9 @@ def test_counts_are_those_of_transformers_and_peft(kind: str, extra: dict[str, A
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     peft = pytest.importorskip("peft")
-    config = transformers.AutoConfig.for_model(kind, **SMALL, **extra)
+    from homelab.worker.model import adapter_targets
+
+    config = transformers.AutoConfig.for_model(kind, **{**SMALL, **extra})
     architecture = from_config(config.to_dict() if written == "whole" else config.to_diff_dict())
     assert architecture is not None
     with torch.device("meta"):
@@ -87,13 +113,21 @@ def test_counts_are_those_of_transformers_and_peft(kind: str, extra: dict[str, A
     blocks = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     blocks.pop("lm_head")
     assert architecture.linear_parameters == sum(module.weight.numel() for module in blocks.values())
-    assert {name.rsplit(".", 1)[-1] for name in blocks} == {linear.name for linear in architecture.block}
-    some = ("o_proj", "down_proj")
+    assert {name.rsplit(".", 1)[-1] for name in blocks} == {linear.name for linear, _ in architecture.linears}
+    experts = {name: part for name, part in model.named_parameters() if ".experts." in name}
+    assert architecture.expert_parameters == sum(part.numel() for part in experts.values() if part.dim() == 3)
+    routers = [part for name, part in model.named_parameters() if name.endswith(("mlp.gate.weight", "mlp.router.weight"))]
+    assert architecture.router_parameters == sum(part.numel() for part in routers)
+    assert sorted(architecture.query_key_norms) == sorted(
+        part.numel() for name, part in model.named_parameters() if "layers.0.self_attn" in name and "norm" in name
+    )
+    some = ("o_proj",) if experts else ("o_proj", "down_proj")
     for targets in ("all-linear", some):
-        modules = targets if isinstance(targets, str) else list(targets)
+        modules = adapter_targets.all_linear(model) if targets == "all-linear" else list(targets)
         with torch.device("meta"):
             base = transformers.AutoModelForCausalLM.from_config(config)
-            adapted = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=modules, task_type="CAUSAL_LM"))
+            with adapter_targets.as_written():
+                adapted = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=modules, task_type="CAUSAL_LM"))
         trainable = sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
         assert lora_parameters(architecture, 4, targets) == trainable
 

@@ -94,22 +94,40 @@ def test_more_ranks_than_layers_are_refused() -> None:
     assert "the model has 2, and there are 3 ranks" in error.message and error.hint == "leave nodes out with --nodes"
 
 
-NOT_CUT = "the planner does not know its layers, and a mixture in stages was never compared with one process"
+MIXTRAL = builders.LLAMA | {"model_type": "mixtral", "num_local_experts": 8}
+QWEN3_MOE = builders.LLAMA | {"model_type": "qwen3_moe", "num_experts": 8, "moe_intermediate_size": 128}
+ROUTER_LOSS = "its router has its own loss (output_router_logits in config.json), which is not a sum over tokens"
 
 
 @pytest.mark.parametrize(
     ("config", "kind"),
     [
-        (builders.LLAMA | {"model_type": "mixtral", "num_local_experts": 8}, "mixtral"),
-        (builders.LLAMA | {"model_type": "qwen2_moe", "num_experts": 60}, "qwen2_moe"),
-        ({"model_type": "deepseek_v3", "n_routed_experts": 256}, "deepseek_v3"),
-        ({"model_type": "llama4", "text_config": {"num_local_experts": 16}}, "llama4"),
+        (MIXTRAL | {"output_router_logits": True}, "mixtral"),
+        ({"model_type": "qwen2_moe", "num_experts": 60, "output_router_logits": True}, "qwen2_moe"),
+        ({"model_type": "llama4", "text_config": {"num_local_experts": 16, "output_router_logits": True}}, "llama4"),
     ],
 )
-def test_experts_are_refused_by_their_config(config: dict[str, Any], kind: str) -> None:
+def test_experts_whose_router_has_a_loss_are_refused_by_their_config(config: dict[str, Any], kind: str) -> None:
     error = refusal(job_of([[24], [24]], config=config))
-    assert error.message == f'strategy = "pipeline" does not train a mixture of experts ({kind}): {NOT_CUT}'
-    assert 'strategy = "auto"' in error.hint
+    assert error.message == f'strategy = "pipeline" does not train this mixture of experts ({kind}): {ROUTER_LOSS}'
+    assert "set output_router_logits to false" in error.hint and 'strategy = "auto"' in error.hint
+
+
+@pytest.mark.parametrize("config", [MIXTRAL, QWEN3_MOE], ids=["mixtral", "qwen3_moe"])
+def test_a_mixture_of_equal_layers_is_cut(config: dict[str, Any]) -> None:
+    stages = [rank.stage for rank in registry.choose_strategy(job_of([[24], [24]], config=config)).assignment.ranks]
+    assert all(stage is not None and stage.end > stage.begin for stage in stages)
+
+
+@pytest.mark.parametrize("changes", [{"mlp_only_layers": [0, 2]}, {"decoder_sparse_step": 2}])
+def test_a_mixture_of_unequal_layers_is_refused(changes: dict[str, Any]) -> None:
+    error = refusal(job_of([[24], [24]], config=QWEN3_MOE | changes))
+    assert "cuts a model into equal layers" in error.message and "have no experts and weigh less" in error.message
+
+
+def test_adapters_on_experts_are_not_counted() -> None:
+    error = refusal(job_of([[24], [24]], config=MIXTRAL, method={"targets": ["q_proj", "w1", "w2", "w3"]}))
+    assert "no formula counts adapters on routed experts" in error.message and 'targets = "all-linear"' in error.hint
 
 
 def test_a_type_that_the_planner_does_not_know_is_named() -> None:

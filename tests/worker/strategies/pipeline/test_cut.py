@@ -23,9 +23,19 @@ SMALL: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2,
     "head_dim": 8, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+_DEEPSEEK: dict[str, Any] = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "kv_lora_rank": 16,
+    "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 4,
+}  # fmt: skip
 MORE: dict[str, dict[str, Any]] = {
     "gemma2": {"sliding_window": 8, "query_pre_attn_scalar": 8},
     "gemma3_text": {"sliding_window": 8, "query_pre_attn_scalar": 8, "final_logit_softcapping": 3.0},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "mixtral": {"num_local_experts": 4},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
 }
 
 Saved = Callable[..., Path]
@@ -87,20 +97,14 @@ def test_a_decoder_that_does_more_than_its_layers_is_refused(saved: Saved) -> No
     assert error.message == "GraniteForCausalLM cannot be cut into stages: it computes more than its layers in order"
 
 
-NOT_CUT = "the planner does not know its layers, and a mixture in stages was never compared with one process"
-
-
-@pytest.mark.parametrize(
-    ("kind", "config"),
-    [
-        ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-        ("qwen2_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}),
-        ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}),
-    ],
-)
-def test_experts_are_refused(kind: str, config: dict[str, Any], saved: Saved) -> None:
-    error = refused(saved(kind, **SMALL, **config))
-    assert error.message == f"{kind} is a mixture of experts, which a pipeline does not train: {NOT_CUT}"
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "gpt_oss"])
+def test_experts_whose_router_has_a_loss_are_refused(kind: str, saved: Saved) -> None:
+    error = refused(saved(kind, **SMALL | MORE[kind], output_router_logits=True))
+    assert error.message == (
+        f"a pipeline does not train this mixture of experts ({kind}): its router has its own loss (output_router_logits in config.json), "
+        "which is not a sum over tokens"
+    )
+    assert "set output_router_logits to false" in error.hint
 
 
 def test_a_plan_for_another_number_of_layers_is_refused(saved: Saved) -> None:

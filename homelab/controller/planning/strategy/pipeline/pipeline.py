@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 
 from homelab.controller.planning.memory.scenario import NodesWithoutRoom
-from homelab.controller.planning.model.architecture import ALL_LINEAR
+from homelab.controller.planning.model import architecture
+from homelab.controller.planning.model.adapters import ALL_LINEAR
 from homelab.controller.planning.strategy import ranks, shares
 from homelab.controller.planning.strategy.base import Assignment, Automatic
 from homelab.controller.planning.strategy.divided import Divided, Fault
@@ -18,7 +19,7 @@ from homelab.controller.planning.time.network_cost import NetworkCost
 from homelab.controller.planning.types import Choice, FewerNodes, Plan, RankPlan, RankTime, TimeEstimate
 from homelab.controller.planning.work.job import Job, TrainingJob
 from homelab.controller.planning.work.speed_estimate import is_measured
-from homelab.shared.law.stage import has_experts, why_mixtures_stay_whole
+from homelab.shared.law.stage import ROUTER_LOSS_OFF, why_not_in_stages
 
 _NO_LAYERS = ("lm_head", "embed_tokens")
 _NUMBER = re.compile(r"(^|\.)\d+(\.|$)")  # of a layer
@@ -110,8 +111,18 @@ class Pipeline(Divided):
 def _of_stages(job: TrainingJob) -> Fault | None:
     """What stages would change or cannot do."""
     recipe, shape, count = job.recipe, job.shape, job.machines.world_size
+    config = job.config or {}
+    text = config.get("text_config")
+    reason = why_not_in_stages(text if isinstance(text, dict) else config)
+    if reason is not None:
+        return f"does not train this mixture of experts ({config.get('model_type')}): {reason}", f'{ROUTER_LOSS_OFF}; or strategy = "auto"'
     if shape is None:
         return _without_shape(job)
+    if shape.dense_layers:
+        return (
+            f"cuts a model into equal layers: of the {shape.layers} of this one, {shape.dense_layers} have no experts and weigh less",
+            'strategy = "auto", or another [model] name',
+        )
     if count > shape.layers:
         return (
             f"needs at least one layer for every rank: the model has {shape.layers}, and there are {count} ranks",
@@ -157,23 +168,21 @@ def _of_stages(job: TrainingJob) -> Fault | None:
     return None
 
 
-def _without_shape(job: TrainingJob) -> tuple[str, str]:
-    """Why the shape of the model is not known, as far as its config.json says it."""
+def _without_shape(job: TrainingJob) -> Fault:
+    """Why no formula counts the model, as far as its config.json says it."""
     config = job.config
     if config is None:
         return (
             "needs the shape of the model, which is not known here",
             "copy the model to the nodes: homelab setup RECIPE; or name another strategy",
         )
-    kind, text = config.get("model_type", "without a model_type"), config.get("text_config")
-    settings = text if isinstance(text, dict) else config
-    if has_experts(settings):
+    if architecture.from_config(dict(config)) is not None:
         return (
-            f"does not train a mixture of experts ({kind}): {why_mixtures_stay_whole(settings)}",
-            'strategy = "auto", or another [model] name',
+            "needs to know what is trained in each layer, and no formula counts adapters on routed experts or their router",
+            'targets = "all-linear" in [method] (attention and shared experts); or strategy = "auto"',
         )
     return (
-        f"needs the shape of the model, and models of type {kind} are not known to the planner",
+        f"needs the shape of the model, and models of type {config.get('model_type', 'without a model_type')} are not known to the planner",
         'strategy = "zero3": it divides any model of transformers',
     )
 

@@ -1,0 +1,58 @@
+"""Which layers of a model get adapters, and how many parameters these have. Pure.
+
+The counts follow `peft` (tuners/lora); the tests compare them with it, module by module, on the meta device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from homelab.controller.base.errors import InputError, did_you_mean
+from homelab.controller.planning.model.architecture import Architecture
+from homelab.controller.planning.model.layers import Linear
+
+ALL_LINEAR: Literal["all-linear"] = "all-linear"
+Targets = Literal["all-linear"] | Sequence[str]
+# Names that reach the fused experts or the router of a mixture, in one family or another (peft, utils/transformers_weight_conversion.py).
+_OF_EXPERTS = frozenset(("w1", "w2", "w3", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "experts", "gate", "router"))
+
+
+def counted(architecture: Architecture | None, targets: Targets) -> Architecture | None:
+    """The shape, or None where these targets put adapters on routed experts or on the router of a mixture: no formula counts such a training."""
+    if architecture is None or architecture.experts is None or targets == ALL_LINEAR:
+        return architecture
+    return None if any(target.rsplit(".", 1)[-1] in _OF_EXPERTS for target in targets) else architecture
+
+
+def adapted_linears(architecture: Architecture, targets: Targets) -> tuple[tuple[Linear, int], ...]:
+    """The layers that get an adapter, each with how often it occurs in the model.
+
+    "all-linear" is every nn.Linear but the head (peft, `_maybe_include_all_linear_layers`): of a mixture attention, shared experts and dense
+    layers. A target may be written with its parents ("self_attn.q_proj"); "lm_head" and "embed_tokens" can be named. Raises InputError for a
+    name the model lacks.
+    """
+    if targets == ALL_LINEAR:
+        return architecture.linears
+    ends = (("lm_head", architecture.hidden, architecture.vocabulary), ("embed_tokens", architecture.vocabulary, architecture.hidden))
+    every = (*architecture.linears, *((Linear(*end), 1) for end in ends))
+    known_names = dict.fromkeys(linear.name for linear, _ in every)
+    names = dict.fromkeys(target.rsplit(".", 1)[-1] for target in targets)
+    unknown = [name for name in names if name not in known_names]
+    if unknown or not names:
+        quoted = ", ".join(f'"{name}"' for name in unknown)
+        near = did_you_mean(unknown[0], known_names) if unknown else ""
+        raise InputError(
+            f"the model has no layer named {quoted}.{near}" if unknown else "no layer is named for the adapters",
+            where="recipe, [method] targets",
+            hint=f'targets = "all-linear", or a list of: {", ".join(known_names)}',
+        )
+    return tuple((linear, count) for name in names for linear, count in every if linear.name == name)
+
+
+def lora_parameters(architecture: Architecture, rank: int, targets: Targets = ALL_LINEAR) -> int:
+    """Trainable parameters of LoRA: the sum of rank x (inputs + outputs) over all adapted layers (Hu et al. 2021).
+
+    Raises InputError for a target that the model lacks.
+    """
+    return sum(count * rank * (linear.inputs + linear.outputs) for linear, count in adapted_linears(architecture, targets))

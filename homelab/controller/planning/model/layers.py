@@ -1,0 +1,135 @@
+"""Parts of a decoder's layer: a linear layer, the routed experts of a mixture, and attention through latent vectors. Pure.
+
+Sources: transformers (models/qwen3_moe, mixtral, olmoe, gpt_oss, deepseek_v2, deepseek_v3: the modeling and configuration files). The experts of a
+layer are two tensors of three dimensions there, and its router is a matrix: none of them is an nn.Linear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from homelab.shared.law.stage import EXPERT_COUNTS
+
+# Far beyond any model, and small enough that no estimate overflows.
+_MOST = 10**8
+
+
+class Linear(NamedTuple):
+    """One nn.Linear: the last part of its name, features in and out, and whether it has a bias."""
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool = False
+
+    @property
+    def weights(self) -> int:
+        """Elements of the weight matrix."""
+        return self.inputs * self.outputs
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The routed experts of each layer that has some: `count` of them, of which a token takes `per_token`, each as wide as `width` features.
+
+    `shared_width`: of the expert that every token takes, 0 where there is none. `dense_layers`: how many layers have a plain MLP in place of
+    experts. `has_biases`: experts and router have them. `packs`: whether a base in 4 bits has its experts in 4 bits, too.
+    """
+
+    count: int
+    per_token: int
+    width: int
+    shared_width: int = 0
+    dense_layers: int = 0
+    has_biases: bool = False
+    packs: bool = True
+
+    def matrices(self, hidden: int) -> tuple[Linear, Linear]:
+        """The two matrices of one expert."""
+        return (Linear("gate_up_proj", hidden, 2 * self.width, self.has_biases), Linear("down_proj", self.width, hidden, self.has_biases))
+
+    def router(self, hidden: int) -> Linear:
+        """The matrix that chooses the experts of a token."""
+        return Linear("router", hidden, self.count, self.has_biases)
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Attention of DeepSeek: queries (`query_rank`; 0: directly) and keys with values (`key_rank`) are made from short vectors. A head of queries or keys has
+    `plain` features and `rotated` ones, a head of values `value` features."""
+
+    query_rank: int
+    key_rank: int
+    plain: int
+    rotated: int
+    value: int
+
+    def block(self, hidden: int, heads: int, bias: bool) -> tuple[Linear, ...]:
+        """The linear layers of one layer's attention."""
+        query, through = heads * (self.plain + self.rotated), self.query_rank
+        queries = (
+            (Linear("q_a_proj", hidden, through, bias), Linear("q_b_proj", through, query))
+            if through
+            else (Linear("q_proj", hidden, query),)
+        )
+        return (
+            *queries,
+            Linear("kv_a_proj_with_mqa", hidden, self.key_rank + self.rotated, bias),
+            Linear("kv_b_proj", self.key_rank, heads * (self.plain + self.value)),
+            Linear("o_proj", heads * self.value, hidden, bias),
+        )
+
+
+# model_type of a mixture -> what a token takes where config.json does not say it.
+PER_TOKEN = {"qwen3_moe": 8, "mixtral": 2, "olmoe": 8, "gpt_oss": 4, "deepseek_v2": 0, "deepseek_v3": 8}
+_LATENT = ("deepseek_v2", "deepseek_v3")
+
+
+def experts_of(config: Mapping[str, Any], layers: int) -> Experts | None:
+    """The experts that the config.json of a mixture describes; None where it does not say all of it, or where no layer has experts."""
+    kind = str(config.get("model_type"))
+    of_their_own = kind in ("qwen3_moe", *_LATENT)
+    width = count_of(config.get("moe_intermediate_size" if of_their_own else "intermediate_size"))
+    count = next((found for key in EXPERT_COUNTS if (found := count_of(config.get(key)))), 0)
+    per_token = count_of(config.get("num_experts_per_tok")) or PER_TOKEN[kind]
+    dense = _dense_layers(config, layers)
+    shared = config.get("n_shared_experts", 0) if kind in _LATENT else 0
+    if not (width and 0 < per_token <= count) or dense is None or dense >= layers or not isinstance(shared, int):
+        return None
+    is_gpt_oss = kind == "gpt_oss"
+    return Experts(count, per_token, width, count_of(shared) * width, dense, has_biases=is_gpt_oss, packs=not is_gpt_oss)
+
+
+def latent_of(config: Mapping[str, Any]) -> Latent | None:
+    """The latent attention that a config.json describes; None where it is incomplete."""
+    sizes = [count_of(config.get(key)) for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")]
+    query = config.get("q_lora_rank", 0)
+    if not all(sizes) or not (query is None or count_of(query)):
+        return None
+    return Latent(count_of(query), *sizes)
+
+
+def has_latent(kind: str) -> bool:
+    """Whether models of this type attend through latent vectors."""
+    return kind in _LATENT
+
+
+def _dense_layers(config: Mapping[str, Any], layers: int) -> int | None:
+    """How many layers have a plain MLP; None where config.json does not say it in whole numbers."""
+    kind = config.get("model_type")
+    if kind in _LATENT:
+        first = config.get("first_k_dense_replace", 0)
+        return min(first, layers) if isinstance(first, int) and first >= 0 else None
+    if kind != "qwen3_moe":
+        return 0
+    named, step = config.get("mlp_only_layers") or [], config.get("decoder_sparse_step", 1)
+    if not isinstance(named, list) or not all(isinstance(one, int) for one in named) or not count_of(step) or layers > 10_000:
+        return None
+    return sum(1 for number in range(layers) if number in named or (number + 1) % step != 0)
+
+
+def count_of(value: object) -> int:
+    """A positive whole number that a model may have, as it is; 0 for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST else 0
