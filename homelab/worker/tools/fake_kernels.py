@@ -213,12 +213,12 @@ def _kernel() -> Any:
     import torch
 
     class Kernel(torch.autograd.Function):
-        """[rows, heads, tokens, width]; keeps its inputs, its output and the log-sum-exp of every query."""
+        """[rows, heads, tokens, width]; keeps its inputs, its output (as wide as values) and the log-sum-exp of every query."""
 
         @staticmethod
         def forward(ctx: Any, query: Any, key: Any, value: Any, bias: Any) -> Any:
-            rows, heads, tokens, width = query.shape
-            output = query.new_empty((rows, tokens, heads, width)).transpose(1, 2)
+            rows, heads, tokens, _ = query.shape
+            output = query.new_empty((rows, tokens, heads, value.shape[-1])).transpose(1, 2)
             summed = query.new_empty((rows, heads, tokens if bias is None else _up(tokens, 32)), dtype=torch.float32)
             ctx.save_for_backward(query, key, value, bias, output, summed)
             return output
@@ -231,7 +231,7 @@ def _kernel() -> Any:
             if query.dtype != torch.float32:  # dq is summed in fp32
                 made.append(summed.new_empty((rows, _up(tokens, 128), heads, _up(width, 32))))
             if key.shape[1] != heads:  # dk and dv are computed for every query head, then added up
-                made += [query.new_empty((rows, heads, tokens, width)) for _ in range(2)]
+                made += [query.new_empty((rows, heads, tokens, one.shape[-1])) for one in (key, value)]
             return made[0], made[1], made[2], None
 
     return Kernel.apply

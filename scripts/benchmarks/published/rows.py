@@ -129,7 +129,7 @@ def _possible(tokens_per_s: float | None, card: str, cards: int, model: str) -> 
         tokens_per_s is not None
         and sheet is not None
         and shape is not None
-        and tokens_per_s * 4 * shape.linear_parameters > cards * sheet.peak_flops * ABOVE_PEAK
+        and tokens_per_s * 4 * shape.active_parameters > cards * sheet.peak_flops * ABOVE_PEAK
     ):
         raise ValueError(f"{tokens_per_s:.0f} tokens/s: no card does that, {card} has {sheet.peak_flops / 1e12:.0f} TFLOPS")
     return tokens_per_s

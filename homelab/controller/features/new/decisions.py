@@ -211,7 +211,7 @@ def _tidy(value: float) -> float:
 def _adapters(rows: Rows, base: Base, epochs: int) -> Iterator[Decision]:
     rank, why = _RANKS[0], "enough for most data (Unsloth)"
     if base.shape is not None:
-        per_rank = base.shape.layers * sum(linear.inputs + linear.outputs for linear in base.shape.block)
+        per_rank = sum(count * (linear.inputs + linear.outputs) for linear, count in base.shape.linears)
         learned = rows.tokens * rows.loss_part
         rank = next((rank for rank in _RANKS if 2 * rank * per_rank >= learned), _RANKS[-1])
         why = f"its {rank * per_rank / 1e6:.1f} million weights have room for {_count(learned)} learned tokens (Capacity)"

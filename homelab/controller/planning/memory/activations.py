@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from homelab.controller.planning.memory.expert_activations import Routed
 from homelab.controller.planning.model.adapters import adapted_linears
 from homelab.controller.planning.model.architecture import Architecture
+from homelab.controller.planning.model.layers import Experts, Linear
+from homelab.shared.protocol.quantisation import NF4
 from homelab.shared.recipe import Method, Train
 
 
@@ -31,30 +34,63 @@ def width(precision: str) -> int:
     return 4 if precision == "fp32" else 2
 
 
+@dataclass(frozen=True)
+class _Layer:
+    """So many layers of one kind: their nn.Linear, the width of their MLP, and their routed experts."""
+
+    count: int
+    linears: tuple[Linear, ...]
+    wide: int
+    experts: Experts | None = None
+
+
 def activation_bytes(
-    architecture: Architecture, method: Method, train: Train, attention: Attention, tokens: int, *, copies: bool
+    architecture: Architecture, method: Method, train: Train, attention: Attention, tokens: int, *, device: str
 ) -> tuple[int, int]:
     """(saved between forward and backward, one layer's working set).
 
     With checkpointing a layer keeps its input only (T x h, in b bytes; 4 where full training runs under autocast, for then
     the residual stream is fp32) and is computed again: the working set is all one layer saves plus the temporaries of its
     backward. Without, every layer keeps what it saves, and the temporaries alone are the working set. After the last layer
-    8 h more per token stay (final norm in fp32, its output). `copies` as `copies_inputs` says.
+    8 h more per token stay (final norm in fp32, its output).
     """
     each, hidden = width(attention.precision), architecture.hidden
     residual = 4 if method.kind == "full" else each
-    per_layer = _saved_by_one_layer_per_token(architecture, method, attention, train.seq_len, copies)
-    temporaries = _temporaries_per_token(architecture, method, each, copies)
+    copies = copies_inputs(method, attention.precision, device)
+    every, most, working = 0, 0, 0
+    for layer in _layers(architecture):
+        saved = tokens * _saved_by_one_layer_per_token(architecture, layer, method, attention, train.seq_len, copies)
+        made = tokens * _temporaries_per_token(architecture, layer, method, each, copies)
+        if layer.experts is not None:
+            routed = _routed(layer.experts, hidden, method, attention.precision, device)
+            saved, made = saved + tokens * routed.saved(), max(made if layer.wide else 0, routed.working(tokens))
+        every, most, working = every + layer.count * saved, max(most, saved + made), max(working, made)
     if train.gradient_checkpointing:
-        return tokens * hidden * (residual * architecture.layers + 8), tokens * (per_layer + temporaries)
-    return tokens * (architecture.layers * per_layer + 8 * hidden), tokens * temporaries
+        return tokens * hidden * (residual * architecture.layers + 8), most
+    return every + tokens * 8 * hidden, working
 
 
-def _temporaries_per_token(architecture: Architecture, method: Method, each: int, copies: bool) -> int:
+def _layers(architecture: Architecture) -> tuple[_Layer, ...]:
+    """The kinds of layers that the model has."""
+    experts, wide = architecture.experts, architecture.intermediate
+    if experts is None:
+        return (_Layer(architecture.layers, architecture.block, wide),)
+    dense = _Layer(experts.dense_layers, (*architecture.attention, *architecture.mlp(wide)), wide)
+    return (_Layer(architecture.expert_layers, architecture.block, experts.shared_width, experts), *((dense,) if dense.count else ()))
+
+
+def _routed(experts: Experts, hidden: int, method: Method, precision: str, device: str) -> Routed:
+    """Trained experts are multiplied in the fp32 that they are held in. Of frozen ones in 16 or 32 bits, a card that computes no bf16 makes
+    the gradient all the same (transformers, integrations/moe.py)."""
+    full, in_4_bits = method.kind == "full", experts.packs and method.quantisation == NF4
+    return Routed(experts, hidden, 4 if full else width(precision), full or (device == "cuda" and precision != "bf16" and not in_4_bits))
+
+
+def _temporaries_per_token(architecture: Architecture, layer: _Layer, method: Method, each: int, copies: bool) -> int:
     """What the backward pass of one layer makes for itself: measured, 3 b I + 6 h in 16 bit with `copies`, 2 b I + 6 h in fp32 (I:
     intermediate size). In 16 bit without copies 3 b I + 2 h, and where down_proj is adapted b I less: its input is gone by then.
     """
-    hidden, wide = architecture.hidden, each * architecture.intermediate
+    hidden, wide = architecture.hidden, each * layer.wide
     if copies:
         return 3 * wide + 6 * hidden
     if each == 4:
@@ -63,8 +99,10 @@ def _temporaries_per_token(architecture: Architecture, method: Method, each: int
     return (2 if is_adapted else 3) * wide + 2 * hidden
 
 
-def _saved_by_one_layer_per_token(architecture: Architecture, method: Method, attention: Attention, seq_len: int, copies: bool) -> int:
-    """Bytes per token that autograd keeps of one layer.
+def _saved_by_one_layer_per_token(
+    architecture: Architecture, layer: _Layer, method: Method, attention: Attention, seq_len: int, copies: bool
+) -> int:
+    """Bytes per token that autograd keeps of one layer, without its routed experts.
 
     Norms: the input in fp32, and for trained norms the normalised input too. Attention: q, k and v (with a mask, or
     on a card that cannot do without, k and v are repeated for grouped queries), the output, the log-sum-exp, one row of the mask. MLP:
@@ -72,20 +110,19 @@ def _saved_by_one_layer_per_token(architecture: Architecture, method: Method, at
     of one tensor share it. A frozen linear keeps nothing. Adapters: r per adapted linear.
     """
     each, full = width(attention.precision), method.kind == "full"
-    query, key = architecture.query_width, architecture.key_width
-    if full:
-        trained = {linear.name: linear for linear in architecture.block}
-    else:
-        block = {linear.name for linear in architecture.block}
-        adapted = adapted_linears(architecture, method.targets)
-        trained = {linear.name: linear for linear, _ in adapted if linear.name in block}
-    norms = architecture.norms_per_layer * architecture.hidden + (query + key if architecture.query_key_norm else 0)
+    query, key, value = architecture.query_width, architecture.key_width, architecture.value_width
+    adapted = (
+        {linear.name for linear in layer.linears} if full else {linear.name for linear, _ in adapted_linears(architecture, method.targets)}
+    )
+    trained = {linear.name: linear for linear in layer.linears if linear.name in adapted}
+    norms = architecture.norms_per_layer * architecture.hidden + architecture.normed_width
     total = 4 * norms * (2 if full else 1)
     # In the mixed LoRA case the adapter's copy of the attention output is beside the one that attention itself keeps.
     output_apart = (copies and not full) or "o_proj" not in trained
-    total += each * query * (2 if output_apart else 1) + 2 * each * (query if attention.repeats_keys else key) + 4 * architecture.heads
+    total += each * (query + (architecture.output_width if output_apart else 0)) + 4 * architecture.heads
+    total += each * (2 * query if attention.repeats_keys and not architecture.latent else key + value)
     total += each * seq_len if attention.masked else 0
-    total += 3 * each * architecture.intermediate
+    total += 3 * each * layer.wide
     inputs: dict[str, int] = {}
     for name, linear in trained.items():
         source = name if copies or name in ("o_proj", "down_proj") else "mlp" if name.startswith(("gate", "up")) else "attention"

@@ -90,16 +90,16 @@ def trainable_parameters(architecture: Architecture, method: Method) -> int:
 def base_weight_bytes(architecture: Architecture, method: Method, precision: str) -> int:
     """Bytes of the base model on one rank.
 
-    qlora: NF4 with double quantisation for the linears of the blocks (0.516 bytes), b for embedding, head, biases and norms;
-    lora: b for all, or with an 8-bit base 1 for those linears (and their scales); full: 4 for all (fp32 masters).
+    qlora: NF4 with double quantisation for the linears and the experts of the blocks (0.516 bytes), b for embedding, head, routers, biases and
+    norms; lora: b for all, or with an 8-bit base 1 for those linears (and their scales); full: 4 for all (fp32 masters).
     """
     if method.kind == "full":
         return TRAINED_BYTES * architecture.total
     how = method.quantisation
     if how is None:
         return width(precision) * architecture.total
-    rest = architecture.total - architecture.linear_parameters
-    packed = architecture.layers * sum(quantisation.matrix_bytes(how, linear.outputs, linear.inputs) for linear in architecture.block)
+    rest = architecture.total - architecture.quantised_parameters(how)
+    packed = sum(count * quantisation.matrix_bytes(how, matrix.outputs, matrix.inputs) for matrix, count in architecture.quantised(how))
     return round(packed) + width(precision) * rest
 
 
@@ -152,10 +152,10 @@ def _torch_bytes(architecture: Architecture, method: Method, train: Train, setup
     mask = setup.micro_batch > 1 if setup.masked is None else setup.masked
     attention = Attention(precision, mask, mask or setup.repeats_keys)
     copies = copies_inputs(method, precision, device)
-    saved, working = activation_bytes(architecture, method, train, attention, tokens, copies=copies)
+    saved, working = activation_bytes(architecture, method, train, attention, tokens, device=device)
     if full and architecture.tied_embeddings:  # the head's gradient waits for that of the embeddings
         working += TRAINED_BYTES * architecture.embedding_parameters
-    dequantisation = width(precision) * max(linear.weights for linear in architecture.block) if method.quantisation else 0
+    dequantisation = width(precision) * max((matrix.weights for matrix, _ in architecture.quantised(method.quantisation)), default=0)
     if not copies:  # the matrix is gone when a layer needs most: then its part of the gradient is there, and that of the adapter
         dequantisation = max(0, dequantisation - tokens * width(precision) * architecture.intermediate)
     head = _head_bytes(architecture, method, train, precision, tokens)
@@ -262,7 +262,7 @@ def _casted_bytes(architecture: Architecture, method: Method, train: Train, trai
     """
     every = 2 * trainable
     if method.kind == "full":
-        every = 2 * (architecture.linear_parameters + architecture.vocabulary * architecture.hidden)
+        every = 2 * (architecture.linear_parameters + architecture.router_parameters + architecture.vocabulary * architecture.hidden)
     if not train.gradient_checkpointing:
         return every
     one_layer = (2 * architecture.linear_parameters if method.kind == "full" else every) // architecture.layers
@@ -277,10 +277,13 @@ def _trainable_tensors(architecture: Architecture, method: Method) -> Iterator[t
             yield method.rank * linear.inputs, count
             yield method.rank * linear.outputs, count
         return
-    for linear in architecture.block:
-        yield linear.weights, architecture.layers
+    for linear, count in architecture.linears:
+        yield linear.weights, count
         if linear.bias:
-            yield linear.outputs, architecture.layers
+            yield linear.outputs, count
+    yield from architecture.expert_tensors
+    if architecture.sinks:
+        yield architecture.heads, architecture.layers
     yield architecture.embedding_parameters, 1
     if architecture.head_parameters:
         yield architecture.head_parameters, 1

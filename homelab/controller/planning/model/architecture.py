@@ -13,6 +13,7 @@ from typing import Any
 
 from homelab.controller.planning.model import known_models, layers
 from homelab.controller.planning.model.layers import Experts, Latent, Linear, count_of
+from homelab.shared.protocol.quantisation import NF4
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,25 @@ class Architecture:
         """Weights of all routed experts."""
         return sum(count * matrix.weights for matrix, count in self.routed)
 
+    @functools.cached_property
+    def expert_tensors(self) -> tuple[tuple[int, int], ...]:
+        """(elements, how many) of the tensors of experts and routers: a layer has one of each kind for all its experts."""
+        if self.experts is None:
+            return ()
+        of_all = [(self.experts.count, matrix) for matrix in self.experts.matrices(self.hidden)] + [(1, self.experts.router(self.hidden))]
+        sizes = [count * matrix.weights for count, matrix in of_all] + [count * matrix.outputs for count, matrix in of_all if matrix.bias]
+        return tuple((size, self.expert_layers) for size in sizes)
+
+    def quantised(self, how: str | None) -> tuple[tuple[Linear, int], ...]:
+        """The matrices that a base held so has in few bits, with how many there are: every nn.Linear of the blocks, and in NF4 the experts."""
+        if how is None:
+            return ()
+        return (*self.linears, *self.routed) if how == NF4 and self.experts and self.experts.packs else self.linears
+
+    def quantised_parameters(self, how: str | None) -> int:
+        """Their weights."""
+        return sum(count * matrix.weights for matrix, count in self.quantised(how))
+
     @property
     def router_parameters(self) -> int:
         """Weights of all routers."""
@@ -176,6 +196,13 @@ class Architecture:
         if not self.query_key_norm:
             return ()
         return (self.query_width, self.key_width) if self.norms_all_heads else (self.head_dim, self.head_dim)
+
+    @property
+    def normed_width(self) -> int:
+        """Features of one token that the norms of queries and keys read in a layer."""
+        if self.latent:
+            return sum(self.query_key_norms)
+        return self.query_width + self.key_width if self.query_key_norm else 0
 
     def fuses(self, fused_loss: bool | str) -> bool:
         """Whether [train] fused_loss has an effect: "auto" has none for a model that scales its logits."""

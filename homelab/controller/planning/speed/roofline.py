@@ -45,6 +45,9 @@ NF4_PART = 0.9
 # What the host needs to start the kernels of one layer, forward, again (checkpointing) and backward: passes of 256 and 512 tokens take the same
 # 5.2 ms per layer (1.8B on an A100, published), 4.4 to 5.0 at 7B and 14B, 7.6 on an RTX 5090 in one report. NF4 starts more of them.
 LAUNCH_S_PER_LAYER = {None: 0.0050, quantisation.INT8: 0.0060, quantisation.NF4: 0.0065}
+# Experts in 4 bits are computed one after the other (`homelab.worker.model.quantised_experts`), those in 16 bits in a few kernels. Assumed from the
+# line above, never measured: 30 kernels at 11 us each and six dequantisations at 70 us, of one expert in the three rounds of a pass.
+LAUNCH_S_PER_EXPERT = 0.00075
 # Long rows are less slow than their products of attention at the layers' pace: flash attention stays in the card's caches. Of 8,192 to 32,768
 # tokens, published for an A100: 1.4 to 1.7.
 ATTENTION_OVER_LAYERS = 1.5
@@ -58,13 +61,13 @@ _OPTIMIZER_BYTES = 7 * 4
 def flops_per_token(architecture: Architecture, method: Method, train: Train) -> float:
     """Floating-point operations of one trained token: forward 2 P, backward 2 P for activations and 2 P_trainable for weights.
 
-    P are the weights that take part in products: the linears and the head, tied or not. Checkpointing computes the blocks'
+    P are the weights that take part in products: the linears, of a mixture the experts that a token takes, and the head, tied or not. Checkpointing computes the blocks'
     forward again. Attention's own products stand in `attention_flops_per_token`.
     """
     head = architecture.vocabulary * architecture.hidden
-    products = architecture.linear_parameters + head
+    products = architecture.active_parameters + head
     trainable = products if method.kind == "full" else rank_memory.trainable_parameters(architecture, method)
-    again = 2 * architecture.linear_parameters if train.gradient_checkpointing else 0
+    again = 2 * architecture.active_parameters if train.gradient_checkpointing else 0
     return float(4 * products + 2 * trainable + again)
 
 
@@ -80,17 +83,20 @@ def roofline(card: Card, architecture: Architecture, method: Method, train: Trai
     quantised, rounds = method.quantisation, 3 if train.gradient_checkpointing else 2
     reached = part_of_peak(card) * (NF4_PART if quantised == quantisation.NF4 else 1.0)
     peak = card.peak_flops * reached * (FP32_PART if precision == "fp32" else 1.0)
-    linears = architecture.linear_parameters
+    few_bits = architecture.quantised_parameters(quantised)
     # A quantised weight is read packed, written as a 16-bit one, and that is read by the product.
     packed = {None: 0.0, quantisation.INT8: 1.0 + 4, quantisation.NF4: quantisation.NF4_BYTES + 4}[quantised]
-    read_s = rounds * linears * (4 if precision == "fp32" else 2) / card.bandwidth_bytes_per_s
+    read_s = rounds * architecture.block_parameters * (4 if precision == "fp32" else 2) / card.bandwidth_bytes_per_s
     trainable = rank_memory.trainable_parameters(architecture, method)
+    launch_s = LAUNCH_S_PER_LAYER[quantised] * architecture.layers
+    if architecture.experts is not None and quantised == quantisation.NF4 and architecture.experts.packs:
+        launch_s += LAUNCH_S_PER_EXPERT * architecture.experts.count * architecture.expert_layers
     return Speed(
         step_s=_OPTIMIZER_BYTES * trainable / card.bandwidth_bytes_per_s,
-        micro_batch_s=rounds * linears * packed / card.bandwidth_bytes_per_s,
+        micro_batch_s=rounds * few_bits * packed / card.bandwidth_bytes_per_s,
         token_s=(flops_per_token(architecture, method, train) + attention_flops_per_token(architecture, train) / ATTENTION_OVER_LAYERS)
         / peak,
-        floor_s=max(rounds / 3 * LAUNCH_S_PER_LAYER[quantised] * architecture.layers, read_s),
+        floor_s=max(rounds / 3 * launch_s, read_s),
     )
 
 

@@ -108,7 +108,7 @@ class Zero3(Sharded):
             return None
         method, shape = job.recipe.method, job.shape
         trained = rank_memory.trainable_parameters(shape, method)
-        sharded = shape.total - (shape.linear_parameters if method.quantisation else 0)
+        sharded = shape.total - shape.quantised_parameters(method.quantisation)
         stored = 4 * sharded if method.kind == "full" else width(job.precision) * sharded + 4 * trained
         ends = (4 if method.kind == "full" else width(job.precision)) * (shape.embedding_parameters + shape.head_parameters)
         return passes * (2 * stored - ends + 4 * trained)  # embeddings, head and norms stay from the forward pass to the backward pass

@@ -64,7 +64,7 @@ def buckets_of(architecture: Architecture, method: Method, train: Train, bucket_
 def backward_part(architecture: Architecture, method: Method, train: Train) -> float:
     """Of a pass's floating-point operations, those of the backward pass: 2/3 in full training, 1/2 with adapters; more where the forward pass is
     computed again."""
-    forward = 2 * (architecture.linear_parameters + head_weights(architecture))
+    forward = 2 * (architecture.active_parameters + head_weights(architecture))
     head, blocks = backward_flops(architecture, method, train)
     made_in_forward = 2 * head_weights(architecture) if has_early_head(method, train) else 0
     return (head + blocks) / (forward + made_in_forward + head + blocks)
@@ -74,8 +74,8 @@ def backward_flops(architecture: Architecture, method: Method, train: Train) -> 
     """Per token: (of the head, of all blocks). 2 for each weight's input, 2 for each weight that is trained, 2 to compute blocks again."""
     full = method.kind == "full"
     head = 0 if has_early_head(method, train) else (4 if full else 2) * head_weights(architecture)
-    trained = architecture.linear_parameters if full else 2 * rank_memory.trainable_parameters(architecture, method)
-    blocks = 2 * architecture.linear_parameters + 2 * trained + (2 * architecture.linear_parameters if train.gradient_checkpointing else 0)
+    trained = architecture.active_parameters if full else 2 * rank_memory.trainable_parameters(architecture, method)
+    blocks = 2 * architecture.active_parameters + 2 * trained + (2 * architecture.active_parameters if train.gradient_checkpointing else 0)
     return head, blocks
 
 
@@ -98,6 +98,7 @@ def _gradients(architecture: Architecture, method: Method, train: Train) -> Iter
             yield architecture.head_parameters, begin
         yield architecture.hidden, begin
         own = [size for linear in reversed(architecture.block) for size in (linear.weights, *([linear.outputs] if linear.bias else []))]
+        own += [size for size, _ in architecture.expert_tensors]
         own += [architecture.hidden] * architecture.norms_per_layer + [architecture.head_dim] * (2 if architecture.query_key_norm else 0)
     else:
         adapted = [linear for linear, _ in adapted_linears(architecture, method.targets)]

@@ -105,8 +105,11 @@ def _matrices(architecture: Architecture, method: Method) -> Iterator[tuple[int,
             yield method.rank, linear.inputs, count
             yield linear.outputs, method.rank, count
         return
-    for linear in architecture.block:
-        yield linear.outputs, linear.inputs, architecture.layers
+    for linear, count in architecture.linears:
+        yield linear.outputs, linear.inputs, count
+    for experts in (architecture.experts,) if architecture.experts else ():
+        for matrix in experts.matrices(architecture.hidden):  # a tensor of all experts, with a row for each
+            yield experts.count, matrix.weights, architecture.expert_layers
     yield architecture.vocabulary, architecture.hidden, 1 if architecture.tied_embeddings else 2
 
 

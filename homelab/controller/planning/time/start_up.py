@@ -134,7 +134,7 @@ def _reference(job: TrainingJob, time: TimeEstimate) -> Iterator[StartPart]:
 def _quantise(job: TrainingJob, machines: Machines, part: float) -> StartPart:
     kind = job.recipe.method.quantisation
     assert kind is not None and job.shape is not None
-    weights = part * job.shape.linear_parameters
+    weights = part * job.shape.quantised_parameters(kind)
     kept_s = 0.0  # NF4 is kept on the node's disk, and made at the first start alone
     if machines.device == "cuda":
         usual_s = weights / _QUANTISED_PER_S_ON_CARD

@@ -39,7 +39,7 @@ def costs_of(shape: Architecture, method: Method, train: Train, loss_part: float
     labelled = loss_part if shape.fuses(train.fused_loss) else 1.0
     head, head_backward_part = hidden_wire.head_weights(shape) * labelled, head_backward * labelled
     head_forward = 2 * head + (2 * head if hidden_wire.has_early_head(method, train) else 0)
-    blocks_forward = 2 * shape.linear_parameters
+    blocks_forward = 2 * shape.active_parameters
     total = head_forward + head_backward_part + blocks_forward + blocks_backward
     return Costs(
         blocks_forward / total / shape.layers, blocks_backward / total / shape.layers, head_forward / total, head_backward_part / total

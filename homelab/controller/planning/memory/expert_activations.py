@@ -1,0 +1,50 @@
+"""What autograd keeps of the routed experts of a layer, and what they need while they compute, in bytes. Pure.
+
+A token is copied to each of its k experts. Of every copy autograd keeps gate, its activation, up and the expert's output (3 i + h elements), of
+every token its scores, and of every choice a few numbers. Measured by dry runs of small models (tests/controller/planning/memory/test_mixtures.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from homelab.controller.planning.model.layers import Experts
+
+# Of every choice: where it stood before it was sorted, twice, where it stands, and the expert's number (int64 each).
+_CHOICE_BYTES = 4 * 8
+_SCORE_BYTES = 4
+# What attention needs at most, in bytes for each hidden feature: more than experts that are very small.
+_ATTENTION = {2: 11, 4: 7}
+
+
+@dataclass(frozen=True)
+class Routed:
+    """The experts of a layer that computes. `each`: bytes of an activation. `grows`: the gradient of their weights is made, so that they keep their inputs, too."""
+
+    experts: Experts
+    hidden: int
+    each: int
+    grows: bool
+
+    def saved(self) -> int:
+        """Bytes per token between forward and backward."""
+        wide, hidden, each = self.experts.width, self.hidden, self.each
+        copy = each * (3 * wide + hidden) + (each * (wide + hidden) if self.grows else 0)
+        return self.experts.per_token * (copy + _CHOICE_BYTES) + _SCORE_BYTES * self.experts.count
+
+    def working(self, tokens: int) -> int:
+        """Bytes that the backward pass of the layer makes for itself, beyond what it has saved.
+
+        Where experts are narrow, most is needed when the copies of a token are added up: three times their output, in the precision of the
+        weights that they are added with. Where they are wide, at the activation: three times its width, and the outputs are gone. Where the
+        gradient of all weights is made, that of one matrix of all experts is there, too.
+        """
+        wide, hidden, each, taken = self.experts.width, self.hidden, self.each, self.experts.per_token
+        adds = taken * (3 * (4 if self.experts.weighs_in_fp32 else each) * hidden + _CHOICE_BYTES) - hidden
+        gone = 4 * hidden + (each * wide * taken if self.grows else 0)
+        activates = taken * each * (3 * wide - hidden) - gone
+        most = tokens * max(adds, activates, _ATTENTION[each] * hidden)
+        if not self.grows:
+            return most
+        matrix = each * self.experts.count * wide * hidden
+        return max(most, matrix + tokens * (taken * each * wide - 6 * hidden), 2 * matrix - tokens * taken * each * (hidden + wide))
