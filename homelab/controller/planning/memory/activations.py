@@ -64,10 +64,13 @@ def activation_bytes(
         if layer.experts is not None:
             routed = _routed(layer.experts, hidden, method, attention.precision, device)
             saved, made = saved + tokens * routed.saved(), max(made if layer.wide else 0, routed.working(tokens))
+        if architecture.sinks:  # the gradient of the weights of all keys
+            made = max(made, tokens * each * architecture.heads * train.seq_len)
         every, most, working = every + layer.count * saved, max(most, saved + made), max(working, made)
+    ends = 8 * hidden + (2 * each * train.seq_len if architecture.sinks else 0)  # with sinks, two masks for all layers
     if train.gradient_checkpointing:
-        return tokens * hidden * (residual * architecture.layers + 8), most
-    return every + tokens * 8 * hidden, working
+        return tokens * (hidden * residual * architecture.layers + ends), most
+    return every + tokens * ends, working
 
 
 def _layers(architecture: Architecture) -> tuple[_Layer, ...]:
@@ -119,9 +122,13 @@ def _saved_by_one_layer_per_token(
     total = 4 * norms * (2 if full else 1)
     # In the mixed LoRA case the adapter's copy of the attention output is beside the one that attention itself keeps.
     output_apart = (copies and not full) or "o_proj" not in trained
-    total += each * (query + (architecture.output_width if output_apart else 0)) + 4 * architecture.heads
-    total += each * (2 * query if attention.repeats_keys and not architecture.latent else key + value)
-    total += each * seq_len if attention.masked else 0
+    repeats = architecture.sinks or (attention.repeats_keys and not architecture.latent)
+    total += each * (query + (2 * query if repeats else key + value))
+    if architecture.sinks:  # no kernel: the weights of all keys
+        total += each * architecture.heads * seq_len
+    else:
+        total += each * (architecture.output_width if output_apart else 0) + 4 * architecture.heads
+        total += each * seq_len if attention.masked else 0
     total += 3 * each * layer.wide
     inputs: dict[str, int] = {}
     for name, linear in trained.items():

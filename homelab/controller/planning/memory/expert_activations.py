@@ -1,7 +1,7 @@
 """What autograd keeps of the routed experts of a layer, and what they need while they compute, in bytes. Pure.
 
-A token is copied to each of its k experts. Of every copy autograd keeps gate, its activation, up and the expert's output (3 i + h elements), of
-every token its scores, and of every choice a few numbers. Measured by dry runs of small models (tests/controller/planning/memory/test_mixtures.py).
+A token is copied to each of its k experts. Of every copy autograd keeps gate, its activation, up and the expert's output (3 i + h elements; where gate and up
+are clamped 6 i + h), of every token its scores, and of every choice a few numbers. Measured by dry runs of small models (tests/controller/planning/memory/test_mixtures.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Routed:
     def saved(self) -> int:
         """Bytes per token between forward and backward."""
         wide, hidden, each = self.experts.width, self.hidden, self.each
-        copy = each * (3 * wide + hidden) + (each * (wide + hidden) if self.grows else 0)
+        copy = each * ((6 if self.experts.clamps else 3) * wide + hidden) + (each * (wide + hidden) if self.grows else 0)
         return self.experts.per_token * (copy + _CHOICE_BYTES) + _SCORE_BYTES * self.experts.count
 
     def working(self, tokens: int) -> int:
@@ -41,8 +41,8 @@ class Routed:
         """
         wide, hidden, each, taken = self.experts.width, self.hidden, self.each, self.experts.per_token
         adds = taken * (3 * (4 if self.experts.weighs_in_fp32 else each) * hidden + _CHOICE_BYTES) - hidden
-        gone = 4 * hidden + (each * wide * taken if self.grows else 0)
-        activates = taken * each * (3 * wide - hidden) - gone
+        gone = (0 if self.experts.clamps else 4 * hidden) + (each * wide * taken if self.grows else 0)
+        activates = taken * each * ((4 if self.experts.clamps else 3) * wide - hidden) - gone
         most = tokens * max(adds, activates, _ATTENTION[each] * hidden)
         if not self.grows:
             return most

@@ -36,7 +36,7 @@ class Experts:
 
     `shared_width`: of the expert that every token takes, 0 where there is none. `dense_layers`: how many layers have a plain MLP in place of
     experts. `has_biases`: experts and router have them. `packs`: whether a base in 4 bits has its experts in 4 bits, too. `weighs_in_fp32`: the
-    outputs of a token's experts are added with weights in fp32.
+    outputs of a token's experts are added with weights in fp32. `clamps`: gate and up are limited before they are multiplied.
     """
 
     count: int
@@ -47,6 +47,7 @@ class Experts:
     has_biases: bool = False
     packs: bool = True
     weighs_in_fp32: bool = False
+    clamps: bool = False
 
     def matrices(self, hidden: int) -> tuple[Linear, Linear]:
         """The two matrices of one expert."""
@@ -100,10 +101,11 @@ def experts_of(config: Mapping[str, Any], layers: int) -> Experts | None:
     shared = config.get("n_shared_experts", 0) if kind in _LATENT else 0
     if not (width and 0 < per_token <= count) or dense is None or dense >= layers or not isinstance(shared, int):
         return None
-    is_gpt_oss, in_fp32 = kind == "gpt_oss", kind in ("mixtral", *_LATENT)
+    is_gpt_oss = kind == "gpt_oss"
     return Experts(
-        count, per_token, width, count_of(shared) * width, dense, has_biases=is_gpt_oss, packs=not is_gpt_oss, weighs_in_fp32=in_fp32
-    )
+        count, per_token, width, count_of(shared) * width, dense, has_biases=is_gpt_oss, packs=not is_gpt_oss,
+        weighs_in_fp32=kind in ("mixtral", "deepseek_v2"), clamps=is_gpt_oss,
+    )  # fmt: skip
 
 
 def latent_of(config: Mapping[str, Any]) -> Latent | None:
