@@ -85,8 +85,11 @@ def _layers(architecture: Architecture) -> tuple[_Layer, ...]:
 def _routed(experts: Experts, hidden: int, method: Method, precision: str, device: str) -> Routed:
     """Trained experts are multiplied in the fp32 that they are held in. Of frozen ones in 16 or 32 bits, a card that computes no bf16 makes
     the gradient all the same (transformers, integrations/moe.py)."""
-    full, in_4_bits = method.kind == "full", experts.packs and method.quantisation == NF4
-    return Routed(experts, hidden, 4 if full else width(precision), full or (device == "cuda" and precision != "bf16" and not in_4_bits))
+    if method.kind == "full":
+        return Routed(experts, hidden, 4, grows=True)
+    if experts.packs and method.quantisation == NF4:
+        return Routed(experts, hidden, width(precision), in_turn=True)
+    return Routed(experts, hidden, width(precision), grows=device == "cuda" and precision != "bf16")
 
 
 def _temporaries_per_token(architecture: Architecture, layer: _Layer, method: Method, each: int, copies: bool) -> int:

@@ -19,17 +19,21 @@ _ATTENTION = {2: 11, 4: 7}
 
 @dataclass(frozen=True)
 class Routed:
-    """The experts of a layer that computes. `each`: bytes of an activation. `grows`: the gradient of their weights is made, so that they keep their inputs, too."""
+    """The experts of a layer that computes. `each`: bytes of an activation. `grows`: the gradient of their weights is made, so that they keep
+    their inputs, too. `in_turn`: one after the other, as those in 4 bits (`homelab.worker.model.quantised_experts`), and their outputs are added
+    in fp32."""
 
     experts: Experts
     hidden: int
     each: int
-    grows: bool
+    grows: bool = False
+    in_turn: bool = False
 
     def saved(self) -> int:
         """Bytes per token between forward and backward."""
         wide, hidden, each = self.experts.width, self.hidden, self.each
         copy = each * ((6 if self.experts.clamps else 3) * wide + hidden) + (each * (wide + hidden) if self.grows else 0)
+        copy += 4 * hidden if self.in_turn else 0
         return self.experts.per_token * (copy + _CHOICE_BYTES) + _SCORE_BYTES * self.experts.count
 
     def working(self, tokens: int) -> int:
@@ -37,9 +41,13 @@ class Routed:
 
         Where experts are narrow, most is needed when the copies of a token are added up: three times their output, in the precision of the
         weights that they are added with. Where they are wide, at the activation: three times its width, and the outputs are gone. Where the
-        gradient of all weights is made, that of one matrix of all experts is there, too.
+        gradient of all weights is made, that of one matrix of all experts is there, too. In turn, the activation is that of one expert.
         """
         wide, hidden, each, taken = self.experts.width, self.hidden, self.each, self.experts.per_token
+        if self.in_turn:
+            adds = 2 * taken * (each * hidden + _CHOICE_BYTES) - 4 * hidden
+            activates = taken * 3 * each * wide // self.experts.count + 9 * hidden
+            return tokens * max(adds, activates, (_ATTENTION[each] + taken) * hidden)
         adds = taken * (3 * (4 if self.experts.weighs_in_fp32 else each) * hidden + _CHOICE_BYTES) - hidden
         gone = (0 if self.experts.clamps else 4 * hidden) + (each * wide * taken if self.grows else 0)
         activates = taken * each * ((4 if self.experts.clamps else 3) * wide - hidden) - gone

@@ -156,7 +156,9 @@ def _torch_bytes(architecture: Architecture, method: Method, train: Train, setup
     if full and architecture.tied_embeddings:  # the head's gradient waits for that of the embeddings
         working += TRAINED_BYTES * architecture.embedding_parameters
     dequantisation = width(precision) * max((matrix.weights for matrix, _ in architecture.quantised(method.quantisation)), default=0)
-    if not copies:  # the matrix is gone when a layer needs most: then its part of the gradient is there, and that of the adapter
+    if (
+        not copies and architecture.experts is None
+    ):  # the matrix is gone when a layer needs most: then its part of the gradient is there, and that of the adapter
         dequantisation = max(0, dequantisation - tokens * width(precision) * architecture.intermediate)
     head = _head_bytes(architecture, method, train, precision, tokens)
     sizes = {
