@@ -97,17 +97,37 @@ _DENSE: tuple[_Dense, ...] = (
     ("granite", (4096, 40, 32, 8, 128, 12800, 49_159), True, {131_072: ("ibm-granite/granite-3.3-8b-{base,instruct}",)}),
 )  # fmt: skip
 
+_OF_QWEN: dict[str, Any] = {"num_experts": 128, "num_experts_per_tok": 8}
+_MXFP4: dict[str, Any] = {"num_experts_per_tok": 4, "quantization_config": {"quant_method": "mxfp4"}}
+_LATENT: dict[str, Any] = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+# The same of mixtures of experts, and what config.json says of these.
+_MIXTURES: tuple[tuple[_Dense, dict[str, Any]], ...] = (
+    (("qwen3_moe", (2048, 48, 32, 4, 128, 6144, 151_936), False, {
+        40_960: ("Qwen/Qwen3-30B-A3B",), 32_768: ("Qwen/Qwen3-30B-A3B-Base",),
+        262_144: ("Qwen/Qwen3-30B-A3B-{Instruct,Thinking}-2507", "Qwen/Qwen3-Coder-30B-A3B-Instruct"),
+    }), _OF_QWEN | {"moe_intermediate_size": 768}),
+    (("qwen3_moe", (4096, 94, 64, 4, 128, 12288, 151_936), False, {
+        40_960: ("Qwen/Qwen3-235B-A22B",), 262_144: ("Qwen/Qwen3-235B-A22B-{Instruct,Thinking}-2507",),
+    }), _OF_QWEN | {"moe_intermediate_size": 1536}),
+    (("mixtral", (4096, 32, 32, 8, 128, 14336, 32_000), False, {32_768: ("mistralai/Mixtral-8x7B-{,Instruct-}v0.1",)}), {"num_local_experts": 8, "num_experts_per_tok": 2}),
+    (("mixtral", (6144, 56, 48, 8, 128, 16384, 32_000), False, {65_536: ("mistralai/Mixtral-8x22B-v0.1",)}), {"num_local_experts": 8, "num_experts_per_tok": 2}),
+    (("mixtral", (6144, 56, 48, 8, 128, 16384, 32_768), False, {65_536: ("mistralai/Mixtral-8x22B-Instruct-v0.1",)}), {"num_local_experts": 8, "num_experts_per_tok": 2}),
+    (("olmoe", (2048, 16, 16, 16, 128, 1024, 50_304), False, {4096: ("allenai/OLMoE-1B-7B-0924{,-SFT,-Instruct}",)}), {"num_experts": 64, "num_experts_per_tok": 8}),
+    (("gpt_oss", (2880, 24, 64, 8, 64, 2880, 201_088), False, {131_072: ("openai/gpt-oss-20b",)}), _MXFP4 | {"num_local_experts": 32}),
+    (("gpt_oss", (2880, 36, 64, 8, 64, 2880, 201_088), False, {131_072: ("openai/gpt-oss-120b",)}), _MXFP4 | {"num_local_experts": 128}),
+    (("deepseek_v2", (2048, 27, 16, 16, 64, 10944, 102_400), False, {163_840: ("deepseek-ai/DeepSeek-V2-Lite{,-Chat}",)}), _LATENT | {
+        "n_routed_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "n_shared_experts": 2, "first_k_dense_replace": 1, "q_lora_rank": None,
+    }),
+    (("deepseek_v3", (7168, 61, 128, 128, 64, 18432, 129_280), False, {163_840: ("deepseek-ai/DeepSeek-{V3,V3-0324,V3.1,R1,R1-0528}",)}), _LATENT | {
+        "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_shared_experts": 1, "first_k_dense_replace": 3, "q_lora_rank": 1536,
+        "quantization_config": {"quant_method": "fp8"},
+    }),
+)  # fmt: skip
+
 # What config.json says beyond that of the kind.
 _MORE = {"granite": {"logits_scaling": 8.0}}
 # Models that no formula of the planner counts: what their config.json says of their kind.
 _OTHER: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
-    ({"model_type": "qwen3_moe", "num_experts": 128}, (
-        "Qwen/Qwen3-30B-A3B{,-Base,-Instruct-2507,-Thinking-2507}", "Qwen/Qwen3-235B-A22B{,-Instruct-2507,-Thinking-2507}", "Qwen/Qwen3-Coder-30B-A3B-Instruct",
-    )),
-    ({"model_type": "mixtral", "num_local_experts": 8}, ("mistralai/Mixtral-8x{7B,22B}-{,Instruct-}v0.1",)),
-    ({"model_type": "gpt_oss", "num_local_experts": 32, "quantization_config": {"quant_method": "mxfp4"}}, ("openai/gpt-oss-20b",)),
-    ({"model_type": "gpt_oss", "num_local_experts": 128, "quantization_config": {"quant_method": "mxfp4"}}, ("openai/gpt-oss-120b",)),
-    ({"model_type": "deepseek_v3", "n_routed_experts": 256, "quantization_config": {"quant_method": "fp8"}}, ("deepseek-ai/DeepSeek-{V3,V3-0324,V3.1,R1,R1-0528}",)),
     ({"model_type": "gemma3"}, ("google/gemma-3-{4b,12b,27b}-{it,pt}",)),
     ({"model_type": "mllama"}, ("meta-llama/Llama-3.2-{11B,90B}-Vision{,-Instruct}",)),
     ({"model_type": "qwen2_vl"}, ("Qwen/Qwen2-VL-{2B,7B,72B}-Instruct",)),
@@ -163,7 +183,7 @@ def _found(lower: str) -> dict[str, Any] | None:
 
 def names() -> list[str]:
     """The hub ids of the models that formulas count."""
-    return [name for *_, positions in _DENSE for written in positions.values() for each in written for name in _spelt(each)]
+    return [name for (*_, positions), _ in _counted() for written in positions.values() for each in written for name in _spelt(each)]
 
 
 def near(name: str, others: Iterable[str] = ()) -> str:
@@ -173,11 +193,17 @@ def near(name: str, others: Iterable[str] = ()) -> str:
     return choices[found[0]] if found else ""
 
 
+def _counted() -> Iterator[tuple[_Dense, dict[str, Any]]]:
+    """Every shape that formulas count, with what its config.json says beyond the sizes."""
+    yield from ((shape, _MORE.get(shape[0], {})) for shape in _DENSE)
+    yield from _MIXTURES
+
+
 @functools.cache
 def _table() -> dict[str, dict[str, Any]]:
     """Every known name, in small letters, with its config.json."""
     table: dict[str, dict[str, Any]] = {}
-    for kind, sizes, is_tied, positions in _DENSE:
+    for (kind, sizes, is_tied, positions), more in _counted():
         for most, written in positions.items():
             config = {
                 "model_type": kind,
@@ -185,7 +211,7 @@ def _table() -> dict[str, dict[str, Any]]:
                 "tie_word_embeddings": is_tied,
                 "max_position_embeddings": most,
             }
-            table |= {name.lower(): config | _MORE.get(kind, {}) for each in written for name in _spelt(each)}
+            table |= {name.lower(): config | more for each in written for name in _spelt(each)}
     return table | {name.lower(): config for config, written in _OTHER for each in written for name in _spelt(each)}
 
 

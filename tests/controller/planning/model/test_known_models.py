@@ -32,6 +32,10 @@ TOTALS = {
     "HuggingFaceTB/SmolLM3-3B": 3_075_098_624, "HuggingFaceTB/SmolLM2-135M": 134_515_008, "HuggingFaceTB/SmolLM2-360M": 361_821_120, "HuggingFaceTB/SmolLM2-1.7B": 1_711_376_384,
     "allenai/OLMo-2-0425-1B-Instruct": 1_484_916_736, "allenai/OLMo-2-1124-7B": 7_298_617_344, "allenai/OLMo-2-1124-13B": 13_716_198_400, "allenai/OLMo-2-0325-32B": 32_234_279_936,
     "ibm-granite/granite-3.1-2b-instruct": 2_533_531_648, "ibm-granite/granite-3.3-2b-instruct": 2_533_539_840, "ibm-granite/granite-3.3-8b-instruct": 8_170_864_640,
+    "Qwen/Qwen3-30B-A3B": 30_532_122_624, "Qwen/Qwen3-235B-A22B-Instruct-2507": 235_093_634_560, "Qwen/Qwen3-Coder-30B-A3B-Instruct": 30_532_122_624,
+    "mistralai/Mixtral-8x7B-v0.1": 46_702_792_704, "mistralai/Mixtral-8x22B-v0.1": 140_620_634_112, "mistralai/Mixtral-8x22B-Instruct-v0.1": 140_630_071_296,
+    "allenai/OLMoE-1B-7B-0924": 6_919_161_856, "openai/gpt-oss-20b": 20_914_757_184, "openai/gpt-oss-120b": 116_829_156_672,
+    "deepseek-ai/DeepSeek-V2-Lite": 15_706_484_224, "deepseek-ai/DeepSeek-V3": 671_026_404_352,  # the latter without its layer that predicts two tokens
     "01-ai/Yi-1.5-6B-Chat": 6_061_035_520, "01-ai/Yi-1.5-9B": 8_829_407_232, "01-ai/Yi-34B": 34_388_917_248,
 }  # fmt: skip
 
@@ -50,6 +54,21 @@ def test_the_parameters_are_the_published_ones(name: str) -> None:
 def test_every_size_is_compared_with_a_published_one() -> None:
     # granite-3.1-8b has four rows less than 3.3
     assert {total(name) for name in known_models.names()} == {*TOTALS.values(), 8_170_848_256}
+
+
+# As the model cards say: 3.3, 22, 13, 1.3, 3.6 + 0.6 (head and embeddings), 2.7 and 37 billion.
+ACTIVE = {
+    "Qwen/Qwen3-30B-A3B": 3_353_032_704, "Qwen/Qwen3-235B-A22B": 22_190_763_520, "mistralai/Mixtral-8x7B-v0.1": 12_879_925_248,
+    "allenai/OLMoE-1B-7B-0924": 1_282_017_280, "openai/gpt-oss-20b": 4_186_418_496, "deepseek-ai/DeepSeek-V2-Lite": 2_661_150_208,
+    "deepseek-ai/DeepSeek-V3": 37_552_282_624,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_a_token_of_a_mixture_computes_with_its_experts_alone(name: str) -> None:
+    shape = known(name)
+    assert shape is not None
+    assert shape.active_parameters + shape.embedding_parameters + shape.head_parameters + shape.norm_parameters == ACTIVE[name]
 
 
 def test_every_known_model_has_its_positions() -> None:

@@ -97,7 +97,6 @@ def test_what_is_not_trained_is_refused_by_its_name(name: str) -> None:
 
 
 UNKNOWN = {
-    "Qwen/Qwen3-30B-A3B": "is a mixture of experts (qwen3_moe)", "openai/gpt-oss-20b": "is a mixture of experts (gpt_oss)",
     "google/gemma-3-4b-it": "has a part for images or sounds (gemma3)", "state-spaces/mamba-130m-hf": "keeps a state in place of attention (mamba)",
     "gpt2": "is of a kind that the formulas of the planner do not know (gpt2)",
 }  # fmt: skip
