@@ -50,7 +50,7 @@ def sizes_of(plan: Plan, rank: int) -> dict[str, int]:
 
 @pytest.mark.parametrize("is_on_nodes", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_its_memory_is_that_of_a_real_dry_run(tmp_path: Path, is_on_nodes: bool) -> None:
-    plan, total = planned("mixtral", tmp_path, room_bytes=100 * GB, method={"kind": "full"}, is_on_nodes=is_on_nodes)
+    plan, total = planned("phimoe", tmp_path, room_bytes=100 * GB, method={"kind": "full"}, is_on_nodes=is_on_nodes)
 
     for rank in plan.ranks:
         sizes = sizes_of(plan, rank.rank)

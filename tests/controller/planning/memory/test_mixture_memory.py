@@ -1,0 +1,107 @@
+"""The memory of mixtures of experts: the formulas against dry runs of small ones, whose own bytes are those of a real step (tests/worker/tools/test_dryrun.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+from homelab.controller.planning.memory import rank_memory
+from homelab.controller.planning.memory.rank_memory import RankSetup
+from homelab.controller.planning.model.architecture import from_config, known
+from homelab.shared.protocol import memory_items, quantisation
+from homelab.shared.recipe import Method, Train
+from homelab.worker.tools import memory_dry_run
+from homelab.worker.tools.memory_dry_run import Situation
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False,
+    "max_position_embeddings": 2048,
+}  # fmt: skip
+_FEW: dict[str, Any] = {"num_experts_per_tok": 3}
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4, "n_routed_experts": 8, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "kv_lora_rank": 32, "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16, "v_head_dim": 32, "moe_intermediate_size": 64, "n_shared_experts": 1, **_FEW,
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"num_experts": 8, "moe_intermediate_size": 96, "head_dim": 32, **_FEW},
+    "mixtral": {"num_local_experts": 4},
+    "olmoe": {"num_experts": 8, **_FEW},
+    "gpt_oss": {"num_local_experts": 8, "head_dim": 32, **_FEW},
+    "deepseek_v2": {"q_lora_rank": None, **_LATENT},
+    "deepseek_v3": {"q_lora_rank": 48, **_LATENT},
+}
+WITHIN = 0.05
+# With a vocabulary of 64 the layers are all that counts, and the formulas are an upper bound for DeepSeek's.
+ABOVE_ALONE = 0.08
+LENGTH = 320
+
+
+def compared(
+    family: str, kind: Any, precision: str, *, rows: int = 1, checkpointing: bool = False, vocabulary: int = 3000
+) -> tuple[dict[str, int], dict[str, int]]:
+    """(by formulas, by a dry run): the items of a card."""
+    config = {**SIZES, **FAMILIES[family], "vocab_size": vocabulary, "model_type": family}
+    method = {"kind": kind, "base": "auto", "rank": 8, "alpha": 16, "dropout": 0.0, "targets": "all-linear", "backend": "auto"}
+    train = {"seq_len": LENGTH, "gradient_checkpointing": checkpointing, "fused_loss": True, "optimizer": "adamw", "seed": 1}
+    dry = memory_dry_run.dry_run(config, method, train, Situation("cuda", precision, micro_batch=rows, masked=rows > 1))
+    shape = from_config(config)
+    assert shape is not None
+    asked = Train(global_batch=8, steps=1, learning_rate=1.0, seq_len=LENGTH, gradient_checkpointing=checkpointing, fused_loss=True)
+    items = rank_memory.estimate(shape, Method(kind=kind, rank=8), asked, RankSetup(precision, "cuda", rows))
+    return {item.name: item.size_bytes for item in items if item.name in rank_memory.SEEN_BY_A_DRY_RUN}, dry["items"]
+
+
+CASES = [("qwen3_moe", "bf16", 1, False), ("deepseek_v2", "bf16", 1, True), ("gpt_oss", "bf16", 1, False)]
+MORE = [
+    (family, precision, rows, checkpointing)
+    for family in FAMILIES for precision in ("bf16", "fp32") for rows in (1, 3) for checkpointing in (False, True)
+    if (family, precision, rows, checkpointing) not in CASES
+]  # fmt: skip
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("family", "precision", "rows", "checkpointing"), [*CASES, *(pytest.param(*case, marks=pytest.mark.thorough) for case in MORE)]
+)
+def test_the_formulas_are_within_five_percent_of_a_dry_run(family: str, precision: str, rows: int, checkpointing: bool) -> None:
+    formulas, dry = compared(family, "lora", precision, rows=rows, checkpointing=checkpointing)
+    assert formulas[memory_items.BASE_WEIGHTS] == pytest.approx(dry[memory_items.BASE_WEIGHTS], rel=0.005)
+    assert formulas[memory_items.ADAPTERS] == dry[memory_items.ADAPTERS]
+    assert sum(formulas.values()) == pytest.approx(sum(dry.values()), rel=WITHIN)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("family", ["mixtral", *(pytest.param(name, marks=pytest.mark.thorough) for name in FAMILIES if name != "mixtral")])
+def test_layers_alone_are_not_counted_too_low(family: str) -> None:
+    formulas, dry = compared(family, "lora", "bf16", checkpointing=True, vocabulary=64)
+    assert 1 - WITHIN <= sum(formulas.values()) / sum(dry.values()) <= 1 + ABOVE_ALONE
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "olmoe"])
+def test_trained_experts_are_counted_with_their_gradients(family: str) -> None:
+    formulas, dry = compared(family, "full", "bf16")
+    assert sum(formulas.values()) == pytest.approx(sum(dry.values()), rel=WITHIN)
+
+
+def test_four_bits_reach_the_experts_but_not_router_embeddings_and_head() -> None:
+    shape = known("Qwen/Qwen3-30B-A3B")
+    assert shape is not None
+    packed = shape.linear_parameters + shape.expert_parameters
+    held = rank_memory.base_weight_bytes(shape, Method(kind="qlora"), "bf16")
+    assert held == pytest.approx(quantisation.NF4_BYTES * packed + 2 * (shape.total - packed), rel=1e-6)
+    assert 16.5e9 < held < 17.0e9
+    assert rank_memory.base_weight_bytes(shape, Method(kind="lora"), "bf16") == 2 * shape.total
+    in_8_bits = rank_memory.base_weight_bytes(shape, Method(kind="lora", base="8bit"), "bf16")
+    assert in_8_bits > 2 * shape.expert_parameters, "8 bits are for linear layers alone"
+
+
+def test_experts_of_gpt_oss_stay_in_16_bits() -> None:
+    shape = known("openai/gpt-oss-20b")
+    assert shape is not None and rank_memory.base_weight_bytes(shape, Method(kind="qlora"), "bf16") > 2 * shape.expert_parameters
