@@ -14,6 +14,7 @@ from homelab.controller.config.recipe import Recipe
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.node_commands import as_root, on_node, written_as_root
 from homelab.controller.planning.memory.rank_memory import PROCESS_BYTES
+from homelab.shared.protocol.quantisation import stored_of
 
 # A process with CUDA's libraries loaded; weights go straight to the card, shard by shard, from a memory map. An assumption.
 CUDA_PROCESS_BYTES = 2 * GIB
@@ -44,8 +45,9 @@ def ram(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     message = f"{binary_size(available)} of memory is free, this needs at least {binary_size(need)}"
     hint = f"close the programs that use it; to see them: {on_node(node, 'ps -eo rss,user,args --sort=-rss | head')}"
     if evidence.recipe and evidence.recipe.method and not node.gpus:
+        is_quantised = stored_of(facts.model.config if facts.model else None) is not None
         hint += "; or edit the recipe: a smaller [model]" + (
-            ', or [method] kind = "qlora"' if evidence.recipe.method.kind != "qlora" else ""
+            ', or [method] kind = "qlora"' if evidence.recipe.method.kind != "qlora" and not is_quantised else ""
         )
     yield Problem(level, message, hint)
 

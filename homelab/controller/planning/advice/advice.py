@@ -75,8 +75,9 @@ def _smaller(job: TrainingJob, ranks: Sequence[RankPlan]) -> Iterator[str]:
         return
     method, precision = job.recipe.method, job.precision
     now = rank_memory.base_weight_bytes(job.shape, method, precision)
-    if method.kind == "qlora":
-        yield f"it does not fit on {', '.join(short)} even in 4 bits ({gigabytes(now, '.2g')} GB of weights): use a shorter seq_len or a smaller model, or leave it out"
+    if method.kind == "qlora" or job.shape.widened:
+        bits = "even in 4 bits" if method.kind == "qlora" else "and cannot be quantised again"
+        yield f"it does not fit on {', '.join(short)} {bits} ({gigabytes(now, '.2g')} GB of weights): use a shorter seq_len or a smaller model, or leave it out"
         return
     packed = rank_memory.base_weight_bytes(job.shape, replace(method, kind="qlora", base="auto"), precision)
     yield f'quantise harder: it does not fit on {", ".join(short)}; kind = "qlora" holds the weights in {gigabytes(packed, ".2g")} GB instead of {gigabytes(now, ".2g")}'

@@ -152,7 +152,7 @@ def _candidates(recipe: TrainRecipe, scenario: MemoryScenario) -> Iterator[Edit]
         yield Edit("train", "optimizer", "adamw_8bit", "adamw", True)
     if train.optimizer != "paged_adamw_8bit" and not is_sharded and scenario.device == "cuda" and scenario.pages:
         yield Edit("train", "optimizer", "paged_adamw_8bit", train.optimizer, True)
-    if method.kind == "lora":
+    if method.kind == "lora" and not scenario.shape.widened:
         yield Edit("method", "base", *(("8bit", "auto") if method.base == "auto" else ("auto", "8bit")), True)
         yield Edit("method", "kind", "qlora", "lora", True)  # with base = "auto" alone
     if method.kind != "full" and method.rank >= 2:

@@ -13,7 +13,7 @@ from typing import Any
 
 from homelab.controller.planning.model import known_models, layers
 from homelab.controller.planning.model.layers import Experts, Latent, Linear, count_of
-from homelab.shared.protocol.quantisation import NF4
+from homelab.shared.protocol.quantisation import NF4, stored_of
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Architecture:
 
     `norms_all_heads`: the norms of queries and keys are as wide as all heads together. `scales_logits`: no fused loss computes it. `experts`: of a
     mixture, in every layer but its dense ones; `intermediate` is then the width of these. `latent`: how it attends in place of `kv_heads` and `head_dim`.
-    `sinks`: every head has a number that it attends to, and attention has no kernel but the plain one.
+    `sinks`: every head has a number that it attends to, and attention has no kernel but the plain one. `widened`: its files are quantised already and
+    read as 16 bits, so no method quantises it again.
     """
 
     hidden: int
@@ -44,6 +45,7 @@ class Architecture:
     experts: Experts | None = None
     latent: Latent | None = None
     sinks: bool = False
+    widened: bool = False
 
     @property
     def query_width(self) -> int:
@@ -287,6 +289,7 @@ def from_config(config: dict[str, Any]) -> Architecture | None:
         experts=experts,
         latent=latent,
         sinks=family.get("sinks", False),
+        widened=(stored := stored_of(config)) is not None and stored.held is None,
     )
 
 

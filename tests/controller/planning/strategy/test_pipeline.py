@@ -8,7 +8,9 @@ import pytest
 
 from homelab.controller.base.errors import InputError
 from homelab.controller.planning.machines import machines
+from homelab.controller.planning.memory import recipe_edits
 from homelab.controller.planning.memory.scenario import DoesNotFit
+from homelab.controller.planning.model import known_models
 from homelab.controller.planning.plan import make
 from homelab.controller.planning.strategy import registry
 from homelab.controller.planning.work import job
@@ -119,10 +121,41 @@ def test_a_mixture_of_equal_layers_is_cut(config: dict[str, Any]) -> None:
     assert all(stage is not None and stage.end > stage.begin for stage in stages)
 
 
-@pytest.mark.parametrize("changes", [{"mlp_only_layers": [0, 2]}, {"decoder_sparse_step": 2}])
-def test_a_mixture_of_unequal_layers_is_refused(changes: dict[str, Any]) -> None:
-    error = refusal(job_of([[24], [24]], config=QWEN3_MOE | changes))
-    assert "cuts a model into equal layers" in error.message and "have no experts and weigh less" in error.message
+UNEQUAL: list[dict[str, Any]] = [{"mlp_only_layers": [0, 2]}, {"decoder_sparse_step": 2}]
+
+
+@pytest.mark.parametrize("changes", UNEQUAL)
+def test_a_layer_without_experts_counts_as_one_that_has_some(changes: dict[str, Any]) -> None:
+    """Never less than it is: a cut of these has room for the model as it is."""
+    mixed, equal = (job_of([[24], [24]], config=QWEN3_MOE | {"intermediate_size": 1024} | more) for more in (changes, {}))
+    chosen = registry.choose_strategy(mixed).assignment
+    assert [rank.memory for rank in chosen.ranks] == [rank.memory for rank in registry.choose_strategy(equal).assignment.ranks]
+    (said,) = [choice for choice in chosen.choices if choice.subject == "layers without experts"]
+    assert "counted as if they had experts" in said.because
+    (mixed_shape, equal_shape) = (job_.shape for job_ in (mixed, equal) if isinstance(job_, job.TrainingJob))
+    assert mixed_shape is not None and equal_shape is not None
+    assert mixed_shape.total < equal_shape.total and mixed_shape.active_parameters <= equal_shape.active_parameters
+
+
+@pytest.mark.parametrize("changes", UNEQUAL)
+def test_wide_layers_without_experts_are_refused(changes: dict[str, Any]) -> None:
+    error = refusal(job_of([[24], [24]], config=QWEN3_MOE | {"intermediate_size": 1025} | changes))
+    assert "is planned for equal layers" in error.message and "have no experts and are wider" in error.message
+
+
+@pytest.mark.parametrize("is_quantised", [True, False])
+def test_quantising_again_is_no_way_out(is_quantised: bool) -> None:
+    """Files in MXFP4 are read as 16 bits: neither qlora nor an 8-bit base takes them."""
+    config = {**(known_models.config_of("mistralai/Mixtral-8x7B-v0.1") or {}), "num_hidden_layers": 16}
+    files = {"quantization_config": {"quant_method": "mxfp4"}} if is_quantised else {}
+    error = refusal(job_of([[24], [24]], config=config | files, method={"kind": "lora"}))
+    assert isinstance(error, DoesNotFit) and ("qlora" in str(error.hint)) is not is_quantised
+    recipe = builders.recipe(
+        method={"kind": "lora"}, parallel={"strategy": "pipeline"},
+        train={"global_batch": 12, "learning_rate": 1e-4, "steps": 10, "seq_len": 1024},
+    )  # fmt: skip
+    edits = {edit.value for way in recipe_edits.fixes(recipe, error.scenario) for edit in way.edits}
+    assert bool(edits & {"qlora", "8bit"}) is not is_quantised
 
 
 def test_adapters_on_experts_are_not_counted() -> None:

@@ -28,6 +28,17 @@ _SAME_MACHINE_BYTES_PER_S = 5e9  # through host memory; assumed
 InFlight = Callable[[int, int], int]  # of (stage, stages)
 
 
+def equal_layers(shape: Architecture) -> Architecture | None:
+    """The model with experts in every layer, which is no less than it needs: where a layer without experts is no wider than what a token takes of them.
+    None where it is wider."""
+    experts = shape.experts
+    if experts is None or not experts.dense_layers:
+        return shape
+    if shape.intermediate > experts.per_token * experts.width + experts.shared_width:
+        return None
+    return dataclasses.replace(shape, experts=dataclasses.replace(experts, dense_layers=0))
+
+
 @dataclass(frozen=True)
 class MicroBatching:
     """A training whose micro-batches have `rows` rows. `streams`: layers without room come from a rank's host."""
@@ -38,9 +49,10 @@ class MicroBatching:
 
     @cached_property
     def shape(self) -> Architecture:
-        """The model."""
-        assert self.job.shape is not None, "a pipeline needs a model of known shape"
-        return self.job.shape
+        """The model, as one of equal layers."""
+        shape = equal_layers(self.job.shape) if self.job.shape is not None else None
+        assert shape is not None, "a pipeline needs a model of known shape"
+        return shape
 
     @cached_property
     def slots(self) -> tuple[RankSlot, ...]:

@@ -13,7 +13,7 @@ from homelab.controller.planning.strategy import ranks, shares
 from homelab.controller.planning.strategy.base import Assignment, Automatic
 from homelab.controller.planning.strategy.divided import Divided, Fault
 from homelab.controller.planning.strategy.pipeline import one_card, pipeline_plan, stage_memory, stage_time, streamed_rank
-from homelab.controller.planning.strategy.pipeline.micro_batching import MicroBatching
+from homelab.controller.planning.strategy.pipeline.micro_batching import MicroBatching, equal_layers
 from homelab.controller.planning.time import network_cost, step_time
 from homelab.controller.planning.time.network_cost import NetworkCost
 from homelab.controller.planning.types import Choice, FewerNodes, Plan, RankPlan, RankTime, TimeEstimate
@@ -47,7 +47,13 @@ class Pipeline(Divided):
             value="whole",
             because="every node saves all of it, so any division and any strategy can continue from it",
         )
-        return Assignment(planned, (job.workload.speeds.choice, *pipeline_plan.choices(stages, planned), saved))
+        unlike = Choice(
+            subject="layers without experts",
+            value=str(job.shape.dense_layers if job.shape else 0),
+            because="counted as if they had experts, which is more: their card has more room than it says",
+        )
+        reasons = (*pipeline_plan.choices(stages, planned), *((unlike,) if job.shape and job.shape.dense_layers else ()))
+        return Assignment(planned, (job.workload.speeds.choice, *reasons, saved))
 
     def fault(self, job: TrainingJob) -> Fault | None:
         """What stages would change or cannot do."""
@@ -118,9 +124,9 @@ def _of_stages(job: TrainingJob) -> Fault | None:
         return f"does not train this mixture of experts ({config.get('model_type')}): {reason}", f'{ROUTER_LOSS_OFF}; or strategy = "auto"'
     if shape is None:
         return _without_shape(job)
-    if shape.dense_layers:
+    if equal_layers(shape) is None:
         return (
-            f"cuts a model into equal layers: of the {shape.layers} of this one, {shape.dense_layers} have no experts and weigh less",
+            f"is planned for equal layers: of the {shape.layers} of this model, {shape.dense_layers} have no experts and are wider than those that a token takes",
             'strategy = "auto", or another [model] name',
         )
     if count > shape.layers:

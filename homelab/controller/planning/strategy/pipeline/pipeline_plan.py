@@ -124,7 +124,8 @@ def _does_not_fit(batching: MicroBatching) -> DoesNotFit:
         return NodesWithoutRoom(list(empty), list(others), "one layer", scenario)
     text = ", ".join(f"{slots[rank].node.name} {count}" for rank, count in enumerate(room))
     first, hosts = min(sum(room), layers - 1), streamed_rank.why_hosts_do_not_help(batching.job)
-    ways = "a shorter seq_len" if batching.job.recipe.method.kind == "qlora" else 'a shorter seq_len, kind = "qlora"'
+    is_least = batching.job.recipe.method.kind == "qlora" or batching.shape.widened
+    ways = "a shorter seq_len" if is_least else 'a shorter seq_len, kind = "qlora"'
     return DoesNotFit(
         f"the {layers} layers do not fit on these machines: there is room for {text}, minus embeddings and head; layer {first} is the first that does not fit{hosts}",
         where="recipe, [model] name", hint=Hint("{}; {}, or another machine", homelab("plan RECIPE --fit"), ways), scenario=scenario,
