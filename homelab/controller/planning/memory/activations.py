@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from homelab.controller.planning.memory.expert_activations import Routed
-from homelab.controller.planning.model.adapters import adapted_linears
+from homelab.controller.planning.model.adapters import WITH_EXPERTS, adapted_linears
 from homelab.controller.planning.model.architecture import Architecture
 from homelab.controller.planning.model.layers import Experts, Linear
 from homelab.shared.protocol.quantisation import NF4
@@ -87,8 +87,9 @@ def _routed(experts: Experts, hidden: int, method: Method, precision: str, devic
     the gradient all the same (transformers, integrations/moe.py)."""
     if method.kind == "full":
         return Routed(experts, hidden, 4, grows=True)
-    if experts.packs and method.quantisation == NF4:
-        return Routed(experts, hidden, width(precision), in_turn=True)
+    rank = method.rank if method.targets == WITH_EXPERTS else 0
+    if rank or (experts.packs and method.quantisation == NF4):
+        return Routed(experts, hidden, width(precision), in_turn=True, rank=rank)
     return Routed(experts, hidden, width(precision), grows=device == "cuda" and precision != "bf16")
 
 

@@ -21,19 +21,21 @@ _ATTENTION = {2: 11, 4: 7}
 class Routed:
     """The experts of a layer that computes. `each`: bytes of an activation. `grows`: the gradient of their weights is made, so that they keep
     their inputs, too. `in_turn`: one after the other, as those in 4 bits (`homelab.worker.model.quantised_experts`), and their outputs are added
-    in fp32."""
+    in fp32. `rank`: of adapters on them (`homelab.worker.model.experts_adapter`), 0 where there are none."""
 
     experts: Experts
     hidden: int
     each: int
     grows: bool = False
     in_turn: bool = False
+    rank: int = 0
 
     def saved(self) -> int:
         """Bytes per token between forward and backward."""
         wide, hidden, each = self.experts.width, self.hidden, self.each
         copy = each * ((6 if self.experts.clamps else 3) * wide + hidden) + (each * (wide + hidden) if self.grows else 0)
         copy += 4 * hidden if self.in_turn else 0
+        copy += each * (wide + hidden + 2 * self.rank) if self.rank else 0
         return self.experts.per_token * (copy + _CHOICE_BYTES) + _SCORE_BYTES * self.experts.count
 
     def working(self, tokens: int) -> int:

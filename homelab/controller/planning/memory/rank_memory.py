@@ -27,7 +27,7 @@ from homelab.controller.planning.memory import division
 from homelab.controller.planning.memory.activations import Attention, activation_bytes, copies_inputs, width
 from homelab.controller.planning.memory.division import Division
 from homelab.controller.planning.memory_estimate import MemoryItem
-from homelab.controller.planning.model.adapters import adapted_linears
+from homelab.controller.planning.model.adapters import adapter_matrices
 from homelab.controller.planning.model.architecture import Architecture
 from homelab.shared.protocol import quantisation
 from homelab.shared.protocol.memory_items import (
@@ -275,9 +275,7 @@ def _casted_bytes(architecture: Architecture, method: Method, train: Train, trai
 def _trainable_tensors(architecture: Architecture, method: Method) -> Iterator[tuple[int, int]]:
     """(elements, how many such tensors) of everything the optimizer holds state for."""
     if method.kind != "full":
-        for linear, count in adapted_linears(architecture, method.targets):
-            yield method.rank * linear.inputs, count
-            yield method.rank * linear.outputs, count
+        yield from ((rows * columns, count) for rows, columns, count in adapter_matrices(architecture, method.rank, method.targets))
         return
     for linear, count in architecture.linears:
         yield linear.weights, count

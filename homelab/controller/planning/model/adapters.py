@@ -5,7 +5,7 @@ The counts follow `peft` (tuners/lora); the tests compare them with it, module b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from homelab.controller.base.errors import InputError, did_you_mean
@@ -13,14 +13,15 @@ from homelab.controller.planning.model.architecture import Architecture
 from homelab.controller.planning.model.layers import Linear
 
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
-Targets = Literal["all-linear"] | Sequence[str]
+WITH_EXPERTS = "all-linear+experts"
+Targets = Literal["all-linear", "all-linear+experts"] | Sequence[str]
 # Names that reach the fused experts or the router of a mixture, in one family or another (peft, utils/transformers_weight_conversion.py).
 _OF_EXPERTS = frozenset(("w1", "w2", "w3", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "experts", "gate", "router"))
 
 
 def counted(architecture: Architecture | None, targets: Targets) -> Architecture | None:
-    """The shape, or None where these targets put adapters on routed experts or on the router of a mixture: no formula counts such a training."""
-    if architecture is None or architecture.experts is None or targets == ALL_LINEAR:
+    """The shape, or None where a list of targets names routed experts or the router of a mixture: no formula counts such a training."""
+    if architecture is None or architecture.experts is None or isinstance(targets, str):
         return architecture
     return None if any(target.rsplit(".", 1)[-1] in _OF_EXPERTS for target in targets) else architecture
 
@@ -29,11 +30,16 @@ def adapted_linears(architecture: Architecture, targets: Targets) -> tuple[tuple
     """The layers that get an adapter, each with how often it occurs in the model.
 
     "all-linear" is every nn.Linear but the head (peft, `_maybe_include_all_linear_layers`): of a mixture attention, shared experts and dense
-    layers. A target may be written with its parents ("self_attn.q_proj"); "lm_head" and "embed_tokens" can be named. Raises InputError for a
-    name the model lacks.
+    layers. "all-linear+experts" adds both matrices of each routed expert. A target may be written with its parents ("self_attn.q_proj"); "lm_head"
+    and "embed_tokens" can be named. Raises InputError for a name the model lacks, and where it has no such experts.
     """
     if targets == ALL_LINEAR:
         return architecture.linears
+    if targets == WITH_EXPERTS:
+        if architecture.experts is None or not architecture.experts.packs:
+            has = "no routed experts" if architecture.experts is None else "experts in a form that takes no adapters"
+            raise InputError(f"the model has {has}", where="recipe, [method] targets", hint=f'targets = "{ALL_LINEAR}"')
+        return (*architecture.linears, *architecture.routed)
     ends = (("lm_head", architecture.hidden, architecture.vocabulary), ("embed_tokens", architecture.vocabulary, architecture.hidden))
     every = (*architecture.linears, *((Linear(*end), 1) for end in ends))
     known_names = dict.fromkeys(linear.name for linear, _ in every)
@@ -48,6 +54,24 @@ def adapted_linears(architecture: Architecture, targets: Targets) -> tuple[tuple
             hint=f'targets = "all-linear", or a list of: {", ".join(known_names)}',
         )
     return tuple((linear, count) for name in names for linear, count in every if linear.name == name)
+
+
+def adapter_matrices(architecture: Architecture, rank: int, targets: Targets) -> Iterator[tuple[int, int, int]]:
+    """(rows, columns, how many) of every trained matrix of LoRA. A layer has one of each kind for all its experts. Raises InputError as `adapted_linears`."""
+    routed = architecture.routed if targets == WITH_EXPERTS and architecture.experts else ()
+    for linear, count in adapted_linears(architecture, targets):
+        together = architecture.experts.count if architecture.experts and (linear, count) in routed else 1
+        yield together * rank, linear.inputs, count // together
+        yield linear.outputs, together * rank, count // together
+
+
+def computed_parameters(architecture: Architecture, rank: int, targets: Targets) -> int:
+    """Parameters of the adapters that one token is multiplied with: of experts, those of its own."""
+    every = lora_parameters(architecture, rank, targets)
+    if targets != WITH_EXPERTS or architecture.experts is None:
+        return every
+    of_experts = every - lora_parameters(architecture, rank, ALL_LINEAR)
+    return every - of_experts + of_experts * architecture.experts.per_token // architecture.experts.count
 
 
 def lora_parameters(architecture: Architecture, rank: int, targets: Targets = ALL_LINEAR) -> int:

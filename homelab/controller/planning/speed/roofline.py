@@ -12,6 +12,7 @@ import re
 
 from homelab.controller.base.hardware import Card
 from homelab.controller.planning.memory import rank_memory
+from homelab.controller.planning.model.adapters import WITH_EXPERTS, computed_parameters
 from homelab.controller.planning.model.architecture import Architecture
 from homelab.controller.planning.types import TimeEstimate
 from homelab.shared.law.speed import Speed
@@ -45,7 +46,7 @@ NF4_PART = 0.9
 # What the host needs to start the kernels of one layer, forward, again (checkpointing) and backward: passes of 256 and 512 tokens take the same
 # 5.2 ms per layer (1.8B on an A100, published), 4.4 to 5.0 at 7B and 14B, 7.6 on an RTX 5090 in one report. NF4 starts more of them.
 LAUNCH_S_PER_LAYER = {None: 0.0050, quantisation.INT8: 0.0060, quantisation.NF4: 0.0065}
-# Experts in 4 bits are computed one after the other (`homelab.worker.model.quantised_experts`), those in 16 bits in a few kernels. Assumed from the
+# Experts in 4 bits or with adapters are computed one after the other (`homelab.worker.model.quantised_experts`), others in a few kernels. Assumed from the
 # line above, never measured: 30 kernels at 11 us each and six dequantisations at 70 us, of one expert in the three rounds of a pass.
 LAUNCH_S_PER_EXPERT = 0.00075
 # Long rows are less slow than their products of attention at the layers' pace: flash attention stays in the card's caches. Of 8,192 to 32,768
@@ -66,7 +67,7 @@ def flops_per_token(architecture: Architecture, method: Method, train: Train) ->
     """
     head = architecture.vocabulary * architecture.hidden
     products = architecture.active_parameters + head
-    trainable = products if method.kind == "full" else rank_memory.trainable_parameters(architecture, method)
+    trainable = products if method.kind == "full" else computed_parameters(architecture, method.rank, method.targets)
     again = 2 * architecture.active_parameters if train.gradient_checkpointing else 0
     return float(4 * products + 2 * trainable + again)
 
@@ -89,7 +90,8 @@ def roofline(card: Card, architecture: Architecture, method: Method, train: Trai
     read_s = rounds * architecture.block_parameters * (4 if precision == "fp32" else 2) / card.bandwidth_bytes_per_s
     trainable = rank_memory.trainable_parameters(architecture, method)
     launch_s = LAUNCH_S_PER_LAYER[quantised] * architecture.layers
-    if architecture.experts is not None and quantised == quantisation.NF4 and architecture.experts.packs:
+    in_turn = quantised == quantisation.NF4 or (method.kind != "full" and method.targets == WITH_EXPERTS)
+    if architecture.experts is not None and architecture.experts.packs and in_turn:
         launch_s += LAUNCH_S_PER_EXPERT * architecture.experts.count * architecture.expert_layers
     return Speed(
         step_s=_OPTIMIZER_BYTES * trainable / card.bandwidth_bytes_per_s,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from homelab.controller.planning.memory import rank_memory
-from homelab.controller.planning.model.adapters import adapted_linears
+from homelab.controller.planning.model.adapters import WITH_EXPERTS, adapted_linears, adapter_matrices, computed_parameters
 from homelab.controller.planning.model.architecture import Architecture
 from homelab.shared.law.wire_bytes import BUCKET_MB
 from homelab.shared.recipe import Method, Train
@@ -74,7 +74,7 @@ def backward_flops(architecture: Architecture, method: Method, train: Train) -> 
     """Per token: (of the head, of all blocks). 2 for each weight's input, 2 for each weight that is trained, 2 to compute blocks again."""
     full = method.kind == "full"
     head = 0 if has_early_head(method, train) else (4 if full else 2) * head_weights(architecture)
-    trained = architecture.active_parameters if full else 2 * rank_memory.trainable_parameters(architecture, method)
+    trained = architecture.active_parameters if full else 2 * computed_parameters(architecture, method.rank, method.targets)
     blocks = 2 * architecture.active_parameters + 2 * trained + (2 * architecture.active_parameters if train.gradient_checkpointing else 0)
     return head, blocks
 
@@ -105,6 +105,9 @@ def _gradients(architecture: Architecture, method: Method, train: Train) -> Iter
         own = [
             method.rank * size for linear in reversed(adapted) if linear in architecture.block for size in (linear.outputs, linear.inputs)
         ]
+        if method.targets == WITH_EXPERTS:  # the last two of them, each with two matrices for all experts of a layer
+            last = [rows * columns for rows, columns, _ in adapter_matrices(architecture, method.rank, method.targets)][-4:]
+            own = [*reversed(last), *own]
         yield from ((method.rank * (linear.inputs + linear.outputs), begin) for linear in adapted if linear.name == "lm_head")
     for block in range(layers):
         for number, size in enumerate(own, 1):

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from homelab.controller.base.units import megabytes
 from homelab.controller.planning.memory import rank_memory
-from homelab.controller.planning.model.adapters import adapted_linears
+from homelab.controller.planning.model.adapters import adapter_matrices
 from homelab.controller.planning.model.architecture import Architecture
 from homelab.controller.planning.time.hidden_wire import LastPass
 from homelab.controller.planning.work.job import TrainingJob
@@ -101,9 +101,7 @@ def sent_bytes(architecture: Architecture, method: Method, compress: str = "none
 def _matrices(architecture: Architecture, method: Method) -> Iterator[tuple[int, int, int]]:
     """(rows, columns, how many) of every trained matrix."""
     if method.kind != "full":
-        for linear, count in adapted_linears(architecture, method.targets):
-            yield method.rank, linear.inputs, count
-            yield linear.outputs, method.rank, count
+        yield from adapter_matrices(architecture, method.rank, method.targets)
         return
     for linear, count in architecture.linears:
         yield linear.outputs, linear.inputs, count

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from homelab.controller.base.errors import InputError
-from homelab.controller.planning.model.adapters import lora_parameters
+from homelab.controller.planning.model.adapters import WITH_EXPERTS, adapter_matrices, computed_parameters, counted, lora_parameters
 from homelab.controller.planning.model.architecture import Architecture, from_config, known
 
 
@@ -143,3 +145,52 @@ def test_a_real_size_on_the_meta_device() -> None:
         model = transformers.LlamaForCausalLM(config)
     assert from_config(config.to_dict()) == shape("meta-llama/Llama-2-7b-hf")
     assert sum(parameter.numel() for parameter in model.parameters()) == 6_738_415_616
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("kind", "extra"), [case for case in MIXTURES if case[0] != "gpt_oss"])
+def test_adapters_on_experts_are_those_of_peft(kind: str, extra: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
+    from homelab.worker.model import adapter_targets
+
+    config = transformers.AutoConfig.for_model(kind, **{**SMALL, **extra})
+    architecture = from_config(config.to_dict())
+    assert architecture is not None and architecture.experts is not None
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        matrices = [name for name, part in model.named_parameters() if ".experts." in name and part.dim() == 3]
+        with adapter_targets.as_written():
+            settings = peft.LoraConfig(
+                r=4, target_modules=adapter_targets.all_linear(model), target_parameters=matrices, task_type="CAUSAL_LM"
+            )
+            adapted = peft.get_peft_model(model, settings)
+    trained = [tuple(parameter.shape) for parameter in adapted.parameters() if parameter.requires_grad]
+    assert lora_parameters(architecture, 4, WITH_EXPERTS) == sum(math.prod(shape) for shape in trained)
+    shapes = Counter[tuple[int, int]]()
+    for rows, columns, count in adapter_matrices(architecture, 4, WITH_EXPERTS):
+        shapes[rows, columns] += count
+    assert shapes == Counter(trained)
+    computed = computed_parameters(architecture, 4, WITH_EXPERTS) - lora_parameters(architecture, 4)
+    of_experts = lora_parameters(architecture, 4, WITH_EXPERTS) - lora_parameters(architecture, 4)
+    assert computed == of_experts * architecture.experts.per_token // architecture.experts.count
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("Qwen/Qwen3-4B", "no routed experts"), ("openai/gpt-oss-20b", "experts in a form that takes no adapters")]
+)
+def test_adapters_on_experts_need_experts(name: str, reason: str) -> None:
+    with pytest.raises(InputError) as caught:
+        lora_parameters(shape(name), 16, WITH_EXPERTS)
+    assert reason in caught.value.message and caught.value.hint == 'targets = "all-linear"'
+
+
+def test_a_list_that_names_experts_is_not_counted() -> None:
+    mixture, plain = shape("Qwen/Qwen3-30B-A3B"), shape("Qwen/Qwen3-4B")
+    assert counted(mixture, ("q_proj", "gate_proj")) is None and counted(mixture, ("mlp.gate",)) is None
+    assert (
+        counted(mixture, ("q_proj",)) is mixture and counted(mixture, "all-linear") is mixture and counted(mixture, WITH_EXPERTS) is mixture
+    )
+    assert counted(plain, ("q_proj", "gate_proj")) is plain and counted(None, "all-linear") is None
+    assert lora_parameters(mixture, 16) == 13_369_344 and lora_parameters(mixture, 16, WITH_EXPERTS) == 642_514_944

@@ -11,6 +11,7 @@ from homelab.controller.base.hardware import lookup
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.recipe import Recipe, TrainRecipe
 from homelab.controller.planning.machines.machines import Machines
+from homelab.controller.planning.model.adapters import WITH_EXPERTS
 from homelab.controller.planning.model.architecture import Architecture, from_config, known
 from homelab.controller.planning.speed import roofline, speed_profiles
 from homelab.controller.planning.speed.measured_cards import MeasuredCard
@@ -18,6 +19,7 @@ from homelab.controller.planning.types import Plan
 from homelab.controller.planning.work.speed_estimate import Guessing, SpeedEstimate, estimate_speeds
 from homelab.shared.law.speed import Speed
 from homelab.shared.protocol.message import as_json
+from homelab.shared.recipe import Method, Train
 from tests import builders
 from tests.controller.checks import healthy
 
@@ -220,6 +222,23 @@ def test_the_roofline_of_a_7b_on_a_3090() -> None:
     without = replace(recipe.train, gradient_checkpointing=False)
     fewer = roofline.roofline(card, shape, recipe.method, without, "bf16")
     assert fewer.token_s == pytest.approx(found.token_s * 2 / 3, rel=0.03) and fewer.floor_s == pytest.approx(found.floor_s * 2 / 3)
+
+
+def test_a_mixture_computes_with_the_experts_of_a_token_and_reads_all() -> None:
+    shape = known("Qwen/Qwen3-30B-A3B")
+    card = lookup("RTX 3090")
+    assert shape is not None and card is not None and shape.experts is not None
+    train = Train(global_batch=8, steps=1, learning_rate=1.0, seq_len=1024)
+    targets: Any = WITH_EXPERTS
+    in_16_bits, in_4_bits = Method(kind="lora", rank=16), Method(kind="qlora", rank=16)
+    flops = roofline.flops_per_token(shape, in_16_bits, train)
+    assert flops == pytest.approx(6 * shape.active_parameters + 4 * shape.vocabulary * shape.hidden, rel=0.02), "and the adapters"
+    assert flops < 6 * shape.block_parameters / 8
+    with_experts = roofline.flops_per_token(shape, Method(kind="lora", rank=16, targets=targets), train)
+    assert 1 < with_experts / flops < 1.01, "of the experts' adapters those of its own, too"
+    speeds = [roofline.roofline(card, shape, method, train, "bf16") for method in (in_16_bits, in_4_bits)]
+    assert speeds[0].floor_s >= 3 * 2 * shape.block_parameters / card.bandwidth_bytes_per_s
+    assert speeds[1].floor_s == pytest.approx(48 * (0.0065 + 128 * roofline.LAUNCH_S_PER_EXPERT)), "in 4 bits one after the other"
 
 
 def test_a_plan_carries_the_speeds() -> None:

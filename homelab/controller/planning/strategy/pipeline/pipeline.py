@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from homelab.controller.planning.memory.scenario import NodesWithoutRoom
 from homelab.controller.planning.model import architecture
-from homelab.controller.planning.model.adapters import ALL_LINEAR
 from homelab.controller.planning.strategy import ranks, shares
 from homelab.controller.planning.strategy.base import Assignment, Automatic
 from homelab.controller.planning.strategy.divided import Divided, Fault
@@ -153,7 +152,7 @@ def _of_stages(job: TrainingJob) -> Fault | None:
         )
     outside = (
         []
-        if recipe.method.kind == "full" or recipe.method.targets == ALL_LINEAR
+        if recipe.method.kind == "full" or isinstance(recipe.method.targets, str)
         else [name for name in recipe.method.targets if name.rsplit(".", 1)[-1] in _NO_LAYERS]
     )
     if outside:
@@ -163,7 +162,7 @@ def _of_stages(job: TrainingJob) -> Fault | None:
         )
     some = (
         []
-        if recipe.method.kind == "full" or recipe.method.targets == ALL_LINEAR
+        if recipe.method.kind == "full" or isinstance(recipe.method.targets, str)
         else [name for name in recipe.method.targets if _NUMBER.search(name)]
     )
     if some:
