@@ -63,6 +63,10 @@ def why_no_formula(config: Mapping[str, Any]) -> str:
     kind, text = config.get("model_type"), config.get("text_config")
     if not isinstance(kind, str):
         return "has no model_type, so homelab does not know its kind"
+    if architecture.from_config(dict(config)) is not None:
+        return (
+            "has adapters on routed experts or their router by the list in [method] targets, which the formulas of the planner do not count"
+        )
     if has_experts(text if isinstance(text, Mapping) else config):
         return f"is a mixture of experts ({kind[:40]}), which the formulas of the planner do not know"
     if isinstance(config.get("vision_config"), Mapping) or isinstance(config.get("audio_config"), Mapping) or kind in _SEES:

@@ -108,6 +108,17 @@ def test_what_no_formula_counts_says_so_and_is_not_launched(name: str) -> None:
     assert UNKNOWN[name] in judged.seen and (judged.exit_code, judged.title) == (1, "Not judged") and "homelab" in judged.edit
 
 
+def test_a_list_that_names_experts_is_the_reason_where_it_is() -> None:
+    seen = healthy.gpu()
+    for node in healthy.NAMES:
+        seen = healthy.with_facts(seen, node, model=WITHOUT)
+    recipe = healthy.recipe(model={"name": "Qwen/Qwen3-30B-A3B"}, method={"kind": "qlora", "targets": ["q_proj", "gate_proj"]})
+    plan = make(seen, recipe)
+    judged = verdict.of(plan, recipe, inputs=PlanInputs(seen.cluster, recipe, seen.facts, "r", 1))
+    assert judged.title == "Not judged" and "has adapters on routed experts" in judged.seen
+    assert any("shares go by speed alone" in warning for warning in plan.warnings)
+
+
 def test_a_node_that_has_the_model_has_the_last_word_on_its_kind() -> None:
     _, judged = planned({"model_type": "qwen2_5_vl", "vision_config": {}}, on_nodes=True)
     assert "has a part for images" in judged.seen
