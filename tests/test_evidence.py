@@ -36,7 +36,7 @@ DECIDED = {
         "20 %": "DRAWS_PERCENT",
     },
     "web": {"10 minutes": "SILENT_S"},
-    "too-large": {"8 and 8 GB": "cards", "4 GB": "a card", "1 Gbit/s": "a wire"},
+    "too-large": {"8 and 8 GB": "cards", "12 GB": "a card", "4 GB": "a card", "1 Gbit/s": "a wire"},
 }
 
 

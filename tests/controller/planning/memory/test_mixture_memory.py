@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import pytest
@@ -99,11 +98,6 @@ def test_trained_experts_are_counted_with_their_gradients(family: str) -> None:
     assert sum(formulas.values()) == pytest.approx(sum(dry.values()), rel=WITHIN)
 
 
-# A worker that holds experts in 4 bits computes them one after the other, and so it does where they have adapters.
-IN_TURN = importlib.util.find_spec("homelab.worker.model.quantised_experts") is not None
-
-
-@pytest.mark.skipif(not IN_TURN, reason="this worker holds no experts in 4 bits")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("family", "kind", "targets", "checkpointing"),
@@ -117,6 +111,7 @@ IN_TURN = importlib.util.find_spec("homelab.worker.model.quantised_experts") is 
     ],
 )
 def test_experts_that_compute_one_after_the_other(family: str, kind: str, targets: str, checkpointing: bool) -> None:
+    """Those in 4 bits, and those with adapters."""
     formulas, dry = compared(family, kind, "bf16", checkpointing=checkpointing, targets=targets)
     # In matrices that are so small, the scales of whole blocks are a part that shows.
     assert formulas[memory_items.BASE_WEIGHTS] == pytest.approx(dry[memory_items.BASE_WEIGHTS], rel=0.02)
