@@ -190,6 +190,7 @@ def run_folder(parent: Path, name: str = RUN, *, recipe: Recipe | None = None, p
             "created_at": 1000.0,
             "moment": MOMENT,
             "rows": 2,
+            "draws": 2,
             "recipe_file": "recipe.toml",
             "recipe": law,
             "data": {},

@@ -86,6 +86,7 @@ def task_of(run_dir: Path, nodes: Sequence[str] = ("here",), *, rank: int = 0, p
         "name": run_dir.name,
         "recipe": resolved_recipe(**changes),
         "recipe_hash": "r1",
+        "draws": 2,
         "moment": "2026-11-26T12:00:00+00:00",
         "data": {"train": {"path": "/d/chats.jsonl", "kind": "file"}, "eval": None},
     }
@@ -104,6 +105,7 @@ def make_run(folder: Path, model: Path, data: Path, *, eval_data: Path | None = 
         "name": folder.name,
         "moment": "2026-11-26T12:00:00+00:00",
         "rows": 2,
+        "draws": 2,
         "recipe": recipe,
         "recipe_hash": digest,
         "data": sources,

@@ -13,6 +13,7 @@ from pydantic import model_validator
 
 from homelab.controller.base.models import ConfigModel
 from homelab.controller.config.environment import RecipeEnvironment, refusal_of_the_law
+from homelab.shared.law import model_chance
 from homelab.shared.protocol.row_forms import LABELLED, PREFERENCE
 from homelab.shared.recipe import Checkpoint, Data, Method, Model, Objective, Parallel, Recovery, Script, Tracking, Train
 from homelab.shared.recipe.neutral import NEUTRAL
@@ -36,7 +37,7 @@ class RunSections(ConfigModel):
         The moment of the launch is no part of it, so that two launches on different days count as one training. Only a chat template that writes the date
         makes other rows then: a law: line names the date, and a run goes on with the rows that it began with, by their digest, whatever the moment.
         """
-        text = json.dumps([deciding(self.model_dump(mode="json")), list(data_digests)], sort_keys=True)
+        text = json.dumps([deciding(self.model_dump(mode="json"), model_chance.DRAWS), list(data_digests)], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -160,8 +161,9 @@ def parse_recipe(content: object, *, strict: bool | None = None) -> Recipe:
     return TrainRecipe(**sections) if file.script is None else ScriptRecipe(**sections)
 
 
-def deciding(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of the recipe that its fingerprint is made of. Raises KeyError, TypeError or AttributeError for what is no recipe."""
+def deciding(recipe: Mapping[str, Any], draws: object = None) -> Mapping[str, Any]:
+    """The part of the recipe that its fingerprint is made of. `draws`: how a pass draws random numbers (`model_chance.DRAWS`), which counts where the
+    recipe has any; None in the run.json of an older version. Raises KeyError, TypeError or AttributeError for what is no recipe."""
     law: dict[str, Any] = {name: recipe.get(name) for name in _SECTIONS}
     if recipe.get("objective"):
         law["objective"] = recipe["objective"]
@@ -169,6 +171,9 @@ def deciding(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
         if law.get(name):
             law[name] = {key: value for key, value in law[name].items() if key not in neutral or value != neutral[key]}
     if law["method"]:
+        has_dropout = law["method"]["kind"] != "full" and law["method"].get("dropout")
+        if draws is not None and (has_dropout or law["method"].get("model_dropout")):
+            law[model_chance.DRAWS_KEY] = draws
         law["method"].pop("backend", None)  # the library (transformers or Unsloth) is no part of the law
     if law["train"]:
         if any(law["train"].get(key) for key in _BY_EVALUATION):

@@ -11,6 +11,7 @@ from typing import Any, cast
 from homelab.controller.config.recipe import Recipe, deciding
 from homelab.controller.facts.training import ModelFacts, ModelFile
 from homelab.controller.planning.types import Plan
+from homelab.shared.law import model_chance
 from homelab.shared.recipe import Precision
 
 # Keys of config.json that say how the file came to be, not what the model is.
@@ -35,7 +36,8 @@ def law_of(described: Mapping[str, Any]) -> dict[str, Any]:
     Not by way of `Recipe`: a newer version may know more keys, and a run goes on as what it was. Raises KeyError, TypeError,
     AttributeError or ValueError for what is no run.json.
     """
-    return {**deciding(described["recipe"]), "sha256": {role: entry["sha256"] for role, entry in described["data"].items() if entry}}
+    law = deciding(described["recipe"], described.get(model_chance.DRAWS_KEY))
+    return {**law, "sha256": {role: entry["sha256"] for role, entry in described["data"].items() if entry}}
 
 
 def fingerprint(described: Mapping[str, Any]) -> str | None:

@@ -73,8 +73,12 @@ INFLUENCES = (
         "tests/shared/law/test_influences.py::test_every_stream_is_seeded",
     ),
     Influence(
-        "dropout and noise in the model's config.json", "off, unless [method] model_dropout keeps them: a law: line says it; a pipeline refuses them",
+        "dropout and noise in the model's config.json", "off, unless [method] model_dropout keeps them: a law: line says it",
         "tests/worker/model/test_model_dropout.py::test_every_source_is_off_and_named",
+    ),
+    Influence(
+        "which layers a process holds, or computes again", "each layer begins its own random numbers, by the seed of the micro-batch and its number in the model",
+        "tests/worker/strategies/pipeline/test_dropout.py::test_the_masks_are_those_of_one_process",
     ),
     Influence(
         "start of the adapters", "drawn from [train] seed and the name of each", "tests/worker/model/test_adapters.py::test_every_adapter_starts_from_the_seed_alone",

@@ -6,6 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+DRAWS = 2
+"""How the random numbers of a pass are drawn: 1 one after the other, 2 anew for each layer. Another way is another number, and a run goes on as it began."""
+DRAWS_KEY = "draws"  # of a run.json; where it is missing, 1
+
 # attention_dropout, resid_pdrop, layerdrop, drop_path_rate, router_jitter_noise, moe_jitter_eps.
 _CHANCE = re.compile(r"drop|jitter|noise")
 # Of parts that no causal language model computes: heads that classify, GPT-2's summary.

@@ -54,6 +54,11 @@ class Method:
         """How the frozen weights are held: `quantisation.NF4`, `INT8`, or None (in the training precision)."""
         return quantisation.of(self.kind, self.base)
 
+    @property
+    def draws(self) -> bool:
+        """Whether the recipe lets a pass draw random numbers."""
+        return self.model_dropout or (self.kind != "full" and self.dropout > 0)
+
     def __post_init__(self) -> None:
         if self.base == "8bit" and self.kind != "lora":
             has = "holds its base in 4 bits" if self.kind == "qlora" else "trains its weights in 32 bits"

@@ -110,7 +110,8 @@ def stand_in(pad: int) -> Row:
 
 
 def random_seed(seed: int, step: int, sources: Sequence[int]) -> int:
-    """A seed for dropout that depends on the samples in a micro-batch, not on the rank: a resumed run draws what the undisturbed one did.
+    """A seed for dropout that depends on the samples in a micro-batch, not on the rank: a resumed run draws what the undisturbed one did. Each layer
+    makes its own of it (`homelab.worker.model.layer_seeds`).
 
     With one row per micro-batch the draws are the same on any cluster of CPUs, and of cards of one model. Cards of unlike models lay the
     same numbers out differently (ATen/native/cuda/Dropout.cu: by the number of their processors).

@@ -20,6 +20,7 @@ from homelab.worker.model import (
     fused_loss,
     grouped_queries,
     inspection,
+    layer_seeds,
     model_dropout,
     pair_loss,
     quantised_cache,
@@ -90,6 +91,7 @@ def _slowness(task: Task) -> str:
 def _told(model: Any, task: Task, note: Note) -> Any:
     """The model, after a note about the trained weights. Raises WorkerError where no weight is trained."""
     method = task.method
+    layer_seeds.install(model, task)
     if method.kind != "full" and method.dropout > 0:
         remedy = "; [parallel] micro_batch = 1 makes them independent of the cluster"
         if task.device == "cuda":  # ATen/native/cuda/Dropout.cu: which number an element gets depends on the card's count of processors

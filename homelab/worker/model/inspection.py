@@ -112,6 +112,12 @@ def language(model: Any) -> tuple[Any, ...]:
     return tuple(part for part in (base.get_decoder(), base.get_output_embeddings(), base.get_input_embeddings()) if part is not None)
 
 
+def layers(model: Any) -> Any:
+    """The layers of a causal LM's decoder in their order; None for a class that has no list of them."""
+    lists = [part for part in base_of(model).get_decoder().children() if isinstance(part, torch.nn.ModuleList)]
+    return max(lists, key=len, default=None)
+
+
 def outside_language(model: Any) -> tuple[str, ...]:
     """The names of all modules below which no part of the language model lies: towers for images and sounds and what joins them to it."""
     base = base_of(model)

@@ -23,8 +23,8 @@ _OFF = "leave [method] model_dropout out"
 
 
 def settle(model: Any, task: Task, note: Callable[[str], None], part: LoadedPart = WHOLE) -> None:
-    """Switch the model's own chance off, or keep it where the recipe says so, with a note either way. Raises WorkerError where it cannot be kept, or
-    cannot be switched off and the stages of a pipeline would draw it each for itself."""
+    """Switch the model's own chance off, or keep it where the recipe says so, with a note either way. Raises WorkerError where it cannot be kept, and
+    where the stages of a pipeline would draw other numbers than one process."""
     found = [source for source in inspection.chance(model) if not source.is_adapter]
     if not task.method.model_dropout:
         left = switch_off(model)
@@ -33,10 +33,18 @@ def settle(model: Any, task: Task, note: Callable[[str], None], part: LoadedPart
                 f"model dropout: {_listed(off)} of the model {'is' if len(off) == 1 else 'are'} off, so that the curve does not depend on the cluster"
             )
         found = left
-    if not found and (task.method.dropout > 0 or inspection.draws(model) is not True):
+    if part.is_stage and task.method.draws and not task.draws_by_layer:
+        raise WorkerError(
+            "an older homelab began this run, and drew its dropout for all layers in one sequence, which stages cannot do", where=f"run {task.run_dir.name}",
+            hint=f"homelab recover {task.run_dir.name} --strategy ddp",
+        )  # fmt: skip
+    if not found and ((task.method.dropout > 0 and not part.is_stage) or inspection.draws(model) is not True):
         return
     what = _listed(found) or f"{type(model).__name__} draws its own random numbers in training"
-    if part.is_stage:
+    # Each layer begins its own numbers (`layer_seeds`), and a configuration's are read by layers: anything else is drawn on every stage.
+    between = [source for source in found if ".layers.*." not in source.place and not source.place.startswith("config.json.")]
+    if part.is_stage and (between or not found or not task.method.model_dropout):
+        what = _listed(between) or what
         hint = f"{_OFF}; or another strategy" if task.method.model_dropout else 'set [parallel] strategy = "ddp" or "zero3"'
         raise WorkerError(
             f"the stages of a pipeline would draw different numbers from one process: {what}", where=_WHERE, hint=hint, needs_launch=True

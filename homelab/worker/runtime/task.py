@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from homelab.shared.law import model_chance
 from homelab.shared.law.limits import Limits
 from homelab.shared.law.speed import Speed
 from homelab.shared.law.stage import Stage
@@ -95,6 +96,11 @@ class Task:
     def recipe_hash(self) -> str:
         """Fingerprint of what decides the training (recipe and data)."""
         return str(self.run["recipe_hash"])
+
+    @property
+    def draws_by_layer(self) -> bool:
+        """Whether each layer begins its own random numbers; not in a run that an older version began."""
+        return bool(self.run.get(model_chance.DRAWS_KEY) == model_chance.DRAWS)
 
     @property
     def shares(self) -> tuple[int, ...]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -24,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -38,7 +36,7 @@ from homelab.worker.checkpoints import optimizer_state
 from homelab.worker.data import pair_batches
 from homelab.worker.data.batches import StepBatches, StepItem, copied
 from homelab.worker.errors import TrainingError, WorkerError
-from homelab.worker.model import pair_loss
+from homelab.worker.model import layer_seeds, pair_loss
 from homelab.worker.runtime.step_timer import StepTimer
 from homelab.worker.runtime.task import Task
 from homelab.worker.strategies.base import Strategy
@@ -179,7 +177,7 @@ class ShareTrainer(Trainer):
         summed = torch.zeros((), dtype=torch.float64, device=self.args.device)
         last = len(inputs.micro_batches) - 1
         for index, (batch, seed) in enumerate(zip(inputs.micro_batches, inputs.seeds, strict=True)):
-            _seed(seed)
+            layer_seeds.begin(seed)
             sync = contextlib.nullcontext() if index == last else self.strategy.without_reduction(self.accelerator, model)
             with self.clock.one_pass(), sync:
                 loss = super().training_step(model, batch, num_items_in_batch)
@@ -286,13 +284,6 @@ class _Steps(TrainerCallback):
     def on_step_end(self, *_args: Any, **_kwargs: Any) -> None:
         self.trainer.step_done()
         self.trainer.hooks.after_step(self.trainer)
-
-
-def _seed(seed: int) -> None:
-    """Every stream that a model may draw from."""
-    random.seed(seed)
-    numpy.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 def _single(items: list[StepItem]) -> StepItem:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from homelab.controller.base.errors import InputError
 from homelab.controller.config.lines import key_lines, line_of
 from homelab.controller.config.load import in_file, load_recipe
 from homelab.controller.config.recipe import Recipe, ScriptRecipe, TrainRecipe, deciding, parse_recipe
+from homelab.controller.run import fingerprint
 from tests import builders
 
 GOOD = """[model]
@@ -66,6 +68,23 @@ def test_an_objective_makes_rows_pairs_and_another_training(tmp_path: Path) -> N
     judged = load(tmp_path, LABELS.replace("[method]", 'columns = { prompt = "q", label = "good" }\n[method]'))
     assert judged.data is not None and judged.data.format == "labelled"
     assert load(tmp_path, LABELS + "desirable_weight = 2\n").law_hash(digests) != load(tmp_path, LABELS).law_hash(digests)
+
+
+@pytest.mark.parametrize(
+    ("method", "counts"),
+    [
+        ({"kind": "lora", "dropout": 0.1}, True), ({"kind": "full", "model_dropout": True}, True),
+        ({"kind": "lora"}, False), ({"kind": "full", "dropout": 0.1}, False),
+    ],
+)  # fmt: skip
+def test_how_a_pass_draws_is_part_of_the_law_where_it_draws(method: dict[str, Any], counts: bool) -> None:
+    """Other recipes, and the runs of older versions, keep their fingerprints."""
+    recipe = builders.recipe(method=method)
+    written = recipe.model_dump(mode="json")
+    run = {"recipe": written, "data": {"train": {"sha256": "abc"}}}
+    assert deciding(written, 2).get("draws") == (2 if counts else None) and recipe.method is not None and recipe.method.draws is counts
+    assert fingerprint.fingerprint(run | {"draws": 2}) == recipe.law_hash(("train:abc",))
+    assert (fingerprint.fingerprint(run) != recipe.law_hash(("train:abc",))) is counts
 
 
 @pytest.mark.parametrize(

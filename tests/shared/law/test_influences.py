@@ -109,7 +109,7 @@ def test_every_stream_is_seeded():
     import numpy
     import torch
 
-    from homelab.worker.training import trainer
+    from homelab.worker.model import layer_seeds
 
     def draw() -> tuple[float, float, float]:
         return random.random(), float(numpy.random.rand()), float(torch.rand(1))
@@ -117,7 +117,7 @@ def test_every_stream_is_seeded():
     drawn = []
     for noise in (1, 2):
         random.seed(noise), numpy.random.seed(noise), torch.manual_seed(noise)
-        trainer._seed(2**55 + 3)
+        layer_seeds.begin(2**55 + 3)
         drawn.append(draw())
     assert drawn[0] == drawn[1]
 

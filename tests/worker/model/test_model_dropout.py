@@ -60,6 +60,14 @@ def test_stages_refuse_chance(tmp_path: Path, kind: str, keep: bool):
     assert ("model_dropout" in caught.value.hint) == keep
 
 
+def test_a_stage_keeps_the_chance_of_its_layers(tmp_path: Path):
+    task = harness.task_of(tmp_path, ["0", "1"], method__model_dropout=True)
+    model, notes = tiny_models.build("llama", attention_dropout=0.1), []
+    model_dropout.settle(model, task, notes.append, LoadedPart(is_stage=True))
+    assert inspection.draws(model) is True
+    assert notes == ["law: attention_dropout = 0.1: random numbers depend on the rows of a micro-batch"]
+
+
 def test_ranks_that_leave_out_layers_are_refused(tmp_path: Path):
     with pytest.raises(WorkerError, match=r"layerdrop = 0\.3"):
         settled("opt", tmp_path, nodes=2, method__model_dropout=True)

@@ -15,6 +15,7 @@ import torch
 
 from homelab.shared.law import pipeline_schedule
 from homelab.shared.law.stage import Stage
+from homelab.worker.model import layer_seeds
 from homelab.worker.model.layer_major import OF_THE_LOSS, Group, LayerMajor
 from homelab.worker.strategies.pipeline.neighbours import Channel, Inbox, Neighbours
 
@@ -63,7 +64,7 @@ class PipelinePasses:
             if kind == "forward":
                 entered = self._taken(coming, work)
                 with _Timed(work, index, self.device):
-                    torch.manual_seed(seeds[index])
+                    layer_seeds.begin(seeds[index])
                     begun[index] = one = self._begin(batches[index], entered, count, seeds[index])
                 if self.stage.is_last:
                     losses += one.left.detach()
@@ -73,6 +74,7 @@ class PipelinePasses:
                 one = begun.pop(index)
                 gradient = self._taken(returning, work)
                 with _Timed(work, index, self.device):
+                    layer_seeds.again(seeds[index])
                     to_input = self._end(one, gradient, backward)
                 if one.entered is not None and self.neighbours.before_out is not None:
                     assert to_input is not None
@@ -90,7 +92,7 @@ class PipelinePasses:
         if not self.stage.is_last:
             return _Begun(entered, hidden.to(self.dtype), group)
         behind = hidden.detach().requires_grad_()
-        torch.manual_seed(seed)
+        layer_seeds.begin(seed)
         with self.layer_major.behind(behind):
             return _Begun(entered, self._forward(batch, entered, count), group, behind)
 

@@ -104,7 +104,7 @@ def decoder_of(model: Any) -> Any:
 @torch.no_grad()
 def check(model: Any) -> None:
     """Without its layers and its norm, the decoder must give back what it gets, to the last bit. Raises WorkerError for a model that does more
-    between its layers (scales its embeddings, adds one layer's output to another's)."""
+    between its layers (scales its embeddings, adds one layer's output to another's; in training, has dropout there)."""
     decoder = decoder_of(model)
     layers, norm = dict(decoder.layers.named_children()), decoder.norm
     weight = next(model.parameters())

@@ -165,6 +165,9 @@ class Stages(Strategy):
                 where=f"{self._task.model.name} ([model] name in the recipe)", hint="copy the same model folder to every node",
             )  # fmt: skip
         self._check_wire(model)
+        if self._task.method.draws:
+            model.train()
+            stage_model.check(model)  # what draws between the layers would do so on every stage
         return None
 
     @torch.no_grad()

@@ -52,6 +52,12 @@ def test_it_is_planned_where_nothing_is_wrong() -> None:
     )
 
 
+@pytest.mark.parametrize("method", [{"dropout": 0.1}, {"model_dropout": True}, {"kind": "full", "model_dropout": True}])
+def test_dropout_is_no_reason_against_it(method: dict[str, Any]) -> None:
+    """Each layer draws its own numbers, on whichever stage it is."""
+    assert registry.choose_strategy(job_of([[240], [240]], method=method)).strategy.name == "pipeline"
+
+
 @pytest.mark.parametrize(
     ("tables", "text", "hint"),
     [
@@ -59,7 +65,6 @@ def test_it_is_planned_where_nothing_is_wrong() -> None:
         ({"parallel": {"bucket_mb": 5.0}}, "bucket_mb is a key of ddp", "leave bucket_mb out"),
         ({"parallel": {"shares": {"tower": 8, "laptop": 4}}}, "no shares of rows", 'shares = "auto"'),
         ({"parallel": {"shares": "equal"}}, "no shares of rows", 'shares = "auto"'),
-        ({"method": {"dropout": 0.1}}, "draws dropout stage by stage", "dropout = 0"),
         ({"method": {"kind": "lora", "backend": "unsloth"}}, "Unsloth's cannot be divided", 'backend = "transformers"'),
         ({"method": {"targets": ["q_proj", "lm_head"]}}, "adapters only on layers, and lm_head is not a layer", "all-linear"),
         ({"method": {"targets": ["embed_tokens"]}}, "adapters only on layers, and embed_tokens is not a layer", "all-linear"),
@@ -69,7 +74,6 @@ def test_it_is_planned_where_nothing_is_wrong() -> None:
             "are only in some layers",
             'strategy = "ddp"',
         ),
-        ({"method": {"model_dropout": True}}, "the model's own dropout stage by stage", "leave [method] model_dropout out"),
         ({"model": "HuggingFaceTB/SmolLM2-1.7B", "method": {"kind": "full"}}, "embeddings that are also the head", 'kind = "lora"'),
         ({"model": "org/nobody-knows-it"}, "needs the shape of the model, which is not known here", "homelab setup RECIPE"),
     ],

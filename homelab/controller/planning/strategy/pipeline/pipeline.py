@@ -135,16 +135,6 @@ def _of_stages(job: TrainingJob) -> Fault | None:
         )
     if isinstance(recipe.parallel.shares, dict) or recipe.parallel.shares == "equal":
         return "gives every row to every rank, so there are no shares of rows", 'shares = "auto"'
-    if recipe.method.kind != "full" and recipe.method.dropout > 0:
-        return (
-            "draws dropout stage by stage, which would change the training",
-            "[method] dropout = 0 (this changes the training, too), or another strategy",
-        )
-    if recipe.method.model_dropout:
-        return (
-            "would draw the model's own dropout stage by stage, which changes the training",
-            "leave [method] model_dropout out, or another strategy",
-        )
     if recipe.method.kind == "full" and shape.tied_embeddings:
         return (
             "cannot train embeddings that are also the head: they are on the first and the last stage",
