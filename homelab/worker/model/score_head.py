@@ -46,7 +46,7 @@ def put_on(model: Any, seed: int, targets: Any, note: Callable[[str], None]) -> 
             f"transformers has no {model.config.model_type} that scores answers", where='[objective] kind = "reward"',
             hint='take another model, as of the families Llama, Qwen, Gemma, Mistral; or [objective] kind = "dpo"', needs_launch=True,
         )  # fmt: skip
-    weight = next(head.parameters())
+    weight = next(model.parameters())  # on the last stage of a pipeline no head was loaded
     digest = hashlib.sha256(f"homelab score {seed}".encode()).digest()
     drawn = torch.empty(1, settings.hidden_size).normal_(
         std=getattr(settings, "initializer_range", None) or _DEVIATION,

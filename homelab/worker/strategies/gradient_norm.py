@@ -9,7 +9,7 @@ differ in their 16th digit; rounded to fp32 once, they are the same number.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -17,10 +17,12 @@ _BLOCK = 1 << 20  # elements; a processor turns what it sums up into float64 fir
 
 
 @torch.no_grad()
-def clip(gradients: list[torch.Tensor], most: float, whole: Callable[[float], float] = lambda square: square) -> float:
+def clip(
+    gradients: list[torch.Tensor], most: float, whole: Callable[[float], float] = lambda square: square, copies: Sequence[torch.Tensor] = ()
+) -> float:
     """The Euclidean norm of all gradients together, before they are scaled in place to be at most `most` long. 0 where there are none.
 
-    `whole` makes of the squared norm of these the one of all ranks' together.
+    `whole` makes of the squared norm of these the one of all ranks' together. `copies` are scaled, too, but another rank counts them.
 
     Infinite or NaN where a gradient is; what the gradients are then is of no use.
     """
@@ -28,8 +30,9 @@ def clip(gradients: list[torch.Tensor], most: float, whole: Callable[[float], fl
     parts = torch.stack(_norms(own)).tolist() if own else []  # on a card: the only place where the processor waits for it
     norm = float(torch.tensor(math.sqrt(whole(math.fsum(part * part for part in parts))), dtype=torch.float32))
     scale = most / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_ does
-    if own and scale < 1.0:
-        torch._foreach_mul_(own, scale)
+    scaled = [*own, *copies]
+    if scaled and scale < 1.0:
+        torch._foreach_mul_(scaled, scale)
     return norm
 
 

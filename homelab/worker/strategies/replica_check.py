@@ -82,15 +82,15 @@ def _alike(task: Task) -> list[list[int]]:
     return list(groups.values())
 
 
-def marks(model: Any) -> list[float]:
-    """The squared length of the trained weights, and their sums under random signs, in float64.
+def marks(weights: Mapping[str, torch.Tensor]) -> list[float]:
+    """The squared length of these weights, and their sums under random signs, in float64.
 
     The squared difference of such a sum between two copies is that of the copies themselves, on average: no difference cancels, and a
     few numbers say how far copies are apart (Achlioptas, Database-friendly random projections, 2003).
     """
     totals = torch.zeros(1 + _PROJECTIONS, dtype=torch.float64)
     columns = _signs(_BLOCK, _PROJECTIONS, seed=1)
-    for number, (_, parameter) in enumerate(sorted(_trained(model).items())):
+    for number, (_, parameter) in enumerate(sorted(weights.items())):
         flat = parameter.detach().flatten()
         for start in range(0, len(flat), _BLOCK * 64):
             part = flat[start : start + _BLOCK * 64].double()
@@ -119,22 +119,24 @@ def apart(everyone: Sequence[Sequence[float]]) -> tuple[float, list[int]]:
 
 
 class Comparison:
-    """Compares the copies at every checkpoint, and reports a difference that has become ten times as large."""
+    """Compares the copies at every checkpoint, and reports a difference that has become ten times as large. `holders`: the ranks that have one."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, holders: Sequence[int] | None = None) -> None:
         self._task = task
+        self._holders = range(len(task.ranks)) if holders is None else holders
         self._told = 0.0
 
-    def compare(self, model: Any, step: int) -> str | None:
-        """A sentence for the user; None where there is nothing new. Collective."""
-        everyone = process_group.gather(marks(model))
+    def compare(self, weights: Mapping[str, torch.Tensor], step: int) -> str | None:
+        """A sentence for the user; None where there is nothing new. Collective, also for ranks without a copy."""
+        everyone = process_group.gather(marks(weights))
+        everyone = [everyone[rank] for rank in self._holders]
         far, odd = apart(everyone)
         if far <= max(_NOTED, 10 * self._told):
             return None
         self._told = far
         if not odd:
             return f"the weights of the ranks differ by {far:.0e} of their size: unequal hardware rounds differently"
-        names = self._task.named(*odd)
+        names = self._task.named(*(self._holders[place] for place in odd))
         difference = f"{names} differ from each other" if len(odd) == len(everyone) else f"those of {names} differ from the others"
         return (
             f"the copies of the weights have become different: after step {step} {difference} by {far:.0e} of their size, which is more than"
@@ -143,7 +145,8 @@ class Comparison:
         )
 
 
-def _trained(model: Any) -> Mapping[str, torch.Tensor]:
+def trained(model: Any) -> Mapping[str, torch.Tensor]:
+    """The weights that are trained, by name."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 

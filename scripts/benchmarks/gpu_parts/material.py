@@ -122,6 +122,7 @@ def run(folder: Path, of: Path, data: Path, **changes: Any) -> Path:
         "name": folder.name,
         "moment": "2026-11-26T12:00:00+00:00",
         "rows": 2,
+        "draws": 2,
         "recipe": recipe,
         "recipe_hash": digest,
         "data": {"train": source, "eval": None},

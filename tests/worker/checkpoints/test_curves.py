@@ -111,12 +111,12 @@ def test_the_card_tells_the_whole_run_in_few_rows_and_names_no_folder_of_a_machi
 def test_how_far_copies_are_apart_sees_differences_that_cancel_in_a_sum() -> None:
     torch = pytest.importorskip("torch")
     from homelab.worker.model.weight_digests import trained as digest
-    from homelab.worker.strategies.replica_check import marks
+    from homelab.worker.strategies.replica_check import marks, trained
 
     model = torch.nn.Linear(300, 200)
     other = torch.nn.Linear(300, 200)
     other.load_state_dict(model.state_dict())
-    same = [marks(model), marks(other), marks(other)]
+    same = [marks(trained(model)), marks(trained(other)), marks(trained(other))]
     assert apart(same) == (0.0, []) and digest(model) == digest(other)
     with torch.no_grad():
         first, second = other.weight[0, 0].item(), other.weight[0, 1].item()
@@ -124,9 +124,9 @@ def test_how_far_copies_are_apart_sees_differences_that_cancel_in_a_sum() -> Non
     assert digest(model) != digest(other)
     size = sum(float((weight.detach().double() ** 2).sum()) for weight in model.parameters()) ** 0.5
     moved = abs(first - second) * 2**0.5 / size
-    far, odd = apart([marks(model), marks(other), marks(model)])
+    far, odd = apart([marks(trained(model)), marks(trained(other)), marks(trained(model))])
     assert moved / 4 < far < moved * 4 and odd == [1]
-    assert apart([marks(model), marks(other)])[1] == [0, 1], "of two nobody knows which is right"
+    assert apart([marks(trained(model)), marks(trained(other))])[1] == [0, 1], "of two nobody knows which is right"
 
 
 @pytest.mark.thorough

@@ -107,7 +107,7 @@ class Replicas(Strategy):
         return replica_check.refuse_unequal(model, self._task, where)
 
     def check_weights(self, model: Any, step: int) -> str | None:
-        return self._comparison.compare(model, step)
+        return self._comparison.compare(replica_check.trained(model), step)
 
 
 class _Nothing(torch.autograd.Function):

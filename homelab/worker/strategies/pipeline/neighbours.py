@@ -74,12 +74,14 @@ class Inbox:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The channels of a stage; None at the ends. `before_in`: activations from the stage before, `before_out`: their gradients to it."""
+    """The channels of a stage; None at the ends. `before_in`: activations from the stage before, `before_out`: their gradients to it. `group`: that of
+    all stages, in which the channels are."""
 
     before_in: Channel | None = None
     before_out: Channel | None = None
     behind_in: Channel | None = None
     behind_out: Channel | None = None
+    group: Any = None
 
     @classmethod
     def of(cls, rank: int, stages: Sequence[int]) -> Neighbours:
@@ -93,7 +95,7 @@ class Neighbours:
                 channels |= {"behind_out": Channel(behind, group), "behind_in": Channel(behind, group)}
             elif rank == behind:
                 channels |= {"before_in": Channel(before, group), "before_out": Channel(before, group)}
-        return cls(**channels)
+        return cls(**channels, group=group)
 
     def drain(self) -> None:
         """Wait until everything of a step is sent."""

@@ -17,6 +17,7 @@ from homelab.worker.errors import WorkerError
 from homelab.worker.model.layer_major import StandIn
 
 _WHERE = "[model] name in the recipe"
+_TIE = "tie_word_embeddings"
 _HINT = 'set [parallel] strategy = "zero3": it divides any model of transformers'
 
 
@@ -36,8 +37,9 @@ class StandInEmbedding(torch.nn.Module):
         return torch.cos((input_ids.unsqueeze(-1) + 1) * places * 0.37).to(self.dtype)
 
 
-def load(path: str, *, stage: Stage, dtype: torch.dtype, **options: Any) -> Any:
-    """The model of this stage with its own weights; `options` are those of `from_pretrained`. Raises WorkerError for a model that cannot be cut."""
+def load(path: str, *, stage: Stage, dtype: torch.dtype, scores: bool = False, **options: Any) -> Any:
+    """The model of this stage with its own weights; `options` are those of `from_pretrained`. `scores`: no stage has the head for words, another one comes in its
+    place. Raises WorkerError for a model that cannot be cut."""
     from transformers import AutoConfig
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -45,13 +47,14 @@ def load(path: str, *, stage: Stage, dtype: torch.dtype, **options: Any) -> Any:
 
     config = from_pretrained(AutoConfig, path, revision=options.get("revision"))
     whole = _class_of(config)
-    own_config = copy.deepcopy(config)
-    if not stage.is_last and getattr(own_config, "tie_word_embeddings", False):
-        own_config.tie_word_embeddings = False  # the head that shares its weights is elsewhere
+    own_config, ties = copy.deepcopy(config), getattr(config, _TIE, False) and not scores
+    _say_tied(own_config, ties and stage.is_last)  # else the head that shares its weights is elsewhere
 
     def build(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         whole.__init__(self, config, *args, **kwargs)
         cut(self, stage, dtype)
+        if scores and stage.is_last:
+            self.lm_head = Elsewhere(self.lm_head)
 
     def forward(self: Any, labels: None = None, logits_to_keep: int = 0, **inputs: Any) -> Any:
         """Hidden states as `logits`, with nothing that the class does to its logits (Gemma 2 caps them)."""
@@ -64,6 +67,7 @@ def load(path: str, *, stage: Stage, dtype: torch.dtype, **options: Any) -> Any:
         {"__init__": build, "__module__": whole.__module__, **({} if stage.is_last else {"forward": forward}), **not_own},
     )
     model = from_pretrained(own, path, config=own_config, dtype=dtype, **options)
+    _say_tied(model.config, ties)  # what the whole model is, as it is saved
     check(model)
     return model
 
@@ -79,12 +83,30 @@ def cut(model: Any, stage: Stage, dtype: torch.dtype) -> None:
     for number, layer in enumerate(decoder.layers):
         if not stage.holds(number):
             decoder.layers[number] = Elsewhere(layer)
-    is_tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
-    if not stage.is_first and not (stage.is_last and is_tied):
+    if not stage.is_first and not (stage.is_last and is_tied(model)):
         decoder.embed_tokens = StandInEmbedding(model.config.get_text_config().hidden_size, dtype)
     if not stage.is_last:
         decoder.norm = Elsewhere(decoder.norm)
         model.lm_head = Elsewhere(model.lm_head)
+
+
+def is_tied(model: Any) -> bool:
+    """Whether the table of embeddings is the head, too: of the whole model, whatever this stage has of it."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return bool(getattr(base.config, _TIE, False)) and bool(base._tied_weights_keys)
+
+
+def table_of(model: Any) -> tuple[str, torch.nn.Parameter]:
+    """The table of embeddings, with its name in the model."""
+    table = decoder_of(model).embed_tokens.weight
+    return next((name, weight) for name, weight in model.named_parameters() if weight is table)
+
+
+def _say_tied(config: Any, value: bool) -> None:
+    """In every part of a configuration that says whether embeddings are the head: transformers reads one of them."""
+    for part in (config, config.get_text_config()):
+        if hasattr(part, _TIE):
+            setattr(part, _TIE, value)
 
 
 def decoder_of(model: Any) -> Any:

@@ -35,6 +35,7 @@ from homelab.worker.strategies.base import Strategy
 from homelab.worker.strategies.pipeline import stage_model, stages_state, streamed_stage
 from homelab.worker.strategies.pipeline.neighbours import Neighbours
 from homelab.worker.strategies.pipeline.passes import PipelinePasses
+from homelab.worker.strategies.pipeline.shared_table import CopiesCheck, SharedTable
 
 
 class StageBatches(StepBatches):
@@ -60,6 +61,8 @@ class Stages(Strategy):
         self._device = torch.device(task.device, task.local_rank) if task.device == "cuda" else torch.device("cpu")
         self._dtype = torch.float32 if task.method.kind == "full" else DTYPES[task.precision]
         self._neighbours: Neighbours | None = None
+        self._table: SharedTable | None = None
+        self._copies: CopiesCheck | None = None  # None where no weight is on two stages
         self._collect = process_group.gather  # timed, once there is a timer
         self._sent_bytes = 0
 
@@ -79,9 +82,10 @@ class Stages(Strategy):
     def part(self) -> LoadedPart:
         stage = self.stage
         words = f"pipeline: layers {stage.begin} to {stage.end - 1} of {stage.layers}, stage {stage.number + 1} of {stage.count}"
-        reader: Callable[..., Any] = functools.partial(stage_model.load, stage=stage)
+        scores = self._task.objective is not None and self._task.objective.scores
+        reader: Callable[..., Any] = functools.partial(stage_model.load, stage=stage, scores=scores)
         if streaming := self._task.streaming:
-            reader = streamed_stage.reader(self._task, stage)
+            reader = functools.partial(streamed_stage.reader(self._task, stage), scores=scores)
             words += f"; {streaming.layers} of them come from this machine's {streaming.host}"
         return LoadedPart(reader=reader, is_stage=True, words=words, has_loss=stage.is_last)
 
@@ -92,7 +96,15 @@ class Stages(Strategy):
         return batches
 
     def before_wrap(self, model: Any) -> None:
-        self._neighbours = Neighbours.of(self._task.rank, self._task.stage_ranks)
+        task, stage = self._task, self.stage
+        self._neighbours = Neighbours.of(task.rank, task.stage_ranks)
+        if task.method.kind != "full" or not stage_model.is_tied(model):
+            return
+        if stage.is_first or stage.is_last:
+            name, weight = stage_model.table_of(model)
+            peer = task.stage_ranks[0 if stage.is_last else -1]
+            self._table = SharedTable(name, weight, peer, self._neighbours.group, is_second=stage.is_last)
+        self._copies = CopiesCheck(task, self._table)
 
     def reduce_gradients(self, wrapped: Any, timer: StepTimer) -> None:
         self._collect = timer.gather
@@ -104,6 +116,10 @@ class Stages(Strategy):
         pipeline = self._pipeline(model, trainer.compute_loss_context_manager, trainer.hooks.after_pass)
         loss, work = pipeline.step(batches, item.seeds, count, trainer.accelerator.backward)
         self._sent_bytes = work.sent_bytes
+        if self._table is not None:
+            took_s, sent_bytes = self._table.sum_gradients(trainer.hooks.after_pass)
+            work.waited_s += took_s
+            self._sent_bytes += sent_bytes
         trainer.clock.count_passes(work.passes_s, work.waited_s)
         return loss
 
@@ -124,8 +140,10 @@ class Stages(Strategy):
         return PipelinePasses(model, self.stage, self._neighbours, self._dtype, self._device, hidden, context, after_pass, layer_major)
 
     def clip(self, model: Any, most: float) -> float:
-        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        norm: float = gradient_norm.clip(gradients, most, lambda square: sum(values[0] for values in self._collect([square])))
+        second = self._table.weight if self._table is not None and self._table.is_second else None
+        counted = [parameter.grad for parameter in model.parameters() if parameter.grad is not None and parameter is not second]
+        copies = [second.grad] if second is not None and second.grad is not None else []
+        norm: float = gradient_norm.clip(counted, most, lambda square: sum(values[0] for values in self._collect([square])), copies)
         return norm
 
     @property
@@ -135,27 +153,30 @@ class Stages(Strategy):
     def state(self, trainer: Any) -> dict[str, Any]:
         is_kept = self._task.is_keeper
         state = {
-            weights.WEIGHTS: stages_state.gathered(weights.trained(trainer.model), self._device, is_kept=is_kept),
+            weights.WEIGHTS: self.whole_weights(trainer.model),
             weights.OPTIMIZER: stages_state.whole_optimizer(
-                trainer.optimizer.optimizer, self._task.stage_ranks, self._device, is_kept=is_kept
+                trainer.optimizer.optimizer, self._task.stage_ranks, self._device, self._table, is_kept=is_kept
             ),
         }
         return state if is_kept else {}
 
     def whole_weights(self, model: Any, part: Callable[[Any], dict[str, Any]] = weights.trained) -> dict[str, torch.Tensor]:
-        return stages_state.gathered(part(model), self._device, is_kept=self._task.is_keeper)
+        own = part(model)
+        if self._table is not None and self._table.is_second:
+            own.pop(self._table.name, None)  # the first stage sends it
+        return stages_state.gathered(own, self._device, is_kept=self._task.is_keeper)
 
     def load_weights(self, model: Any, checkpoint: Path) -> None:
         tensor_files.fill(weights.trained(model), checkpoint / weights.WEIGHTS, is_part=True)
 
     def load_optimizer(self, optimizer: Any, checkpoint: Path, device: Any) -> None:
         whole = torch.load(checkpoint / weights.OPTIMIZER, map_location="cpu", mmap=True, weights_only=True)
-        own = stages_state.own_optimizer(whole, optimizer, self._task.stage_ranks)
+        own = stages_state.own_optimizer(whole, optimizer, self._task.stage_ranks, self._table)
         optimizer_state.load_own(optimizer, own, self._device)
 
     def check_start(self, model: Any, where: str) -> str | None:
         """The stages must be those of one model: each layer once, of one width and one configuration."""
-        config = model.config.to_dict() | {"tie_word_embeddings": None}
+        config = model.config.to_dict()
         own_digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()
         digests = process_group.exchange("configuration", own_digest)
         odd = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
@@ -168,7 +189,12 @@ class Stages(Strategy):
         if self._task.method.draws:
             model.train()
             stage_model.check(model)  # what draws between the layers would do so on every stage
+        if self._copies is not None:
+            self._copies.refuse_unequal(where)
         return None
+
+    def check_weights(self, model: Any, step: int) -> str | None:
+        return None if self._copies is None else self._copies.compare(step)
 
     @torch.no_grad()
     def _check_wire(self, model: Any) -> None:

@@ -17,12 +17,13 @@ import torch
 import torch.distributed as dist
 
 from homelab.worker.runtime import process_group
+from homelab.worker.strategies.pipeline.shared_table import SharedTable
 
 _PIECE_BYTES = 32 * 2**20  # on a card, beside all else
 
 
 def gathered(own: dict[str, torch.Tensor], device: torch.device, *, is_kept: bool) -> dict[str, torch.Tensor]:
-    """The tensors of all stages by name, in host memory. Collective; where it is not kept, of no use. A name of two stages is the last one's."""
+    """The tensors of all stages by name, in host memory. Collective; where it is not kept, of no use."""
     whole: dict[str, torch.Tensor] = {}
     for rank in range(dist.get_world_size()):
         whole |= _of_rank(rank, own, device, is_kept=is_kept)
@@ -95,10 +96,27 @@ def numbers_of(groups: Sequence[Sequence[int]]) -> list[list[list[int]]]:
     return numbers
 
 
-def group_numbers(optimizer: Any, stages: Sequence[int]) -> list[list[list[int]]]:
-    """`numbers_of` for the optimizers of all stages, whose ranks are `stages`. Collective."""
-    counts = process_group.gather([float(len(group["params"])) for group in optimizer.param_groups])
+def group_numbers(optimizer: Any, stages: Sequence[int], table: SharedTable | None) -> list[list[list[int]]]:
+    """`numbers_of` for the optimizers of all stages, whose ranks are `stages`. A second copy of a weight has no number of its own. Collective."""
+    counts = process_group.gather([float(sum(not is_second for is_second in group)) for group in _second(optimizer, table)])
     return numbers_of([[int(count) for count in counts[rank]] for rank in stages])
+
+
+def numbers_here(optimizer: Any, stages: Sequence[int], numbers: list[list[list[int]]], table: SharedTable | None) -> list[int]:
+    """The number of each parameter of this rank's optimizer, in its order; of a second copy, that of the first stage's. Collective."""
+    weights = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    places = process_group.gather([float(next((place for place, weight in enumerate(weights) if table and weight is table.weight), 0))])
+    first = list(itertools.chain.from_iterable(numbers[0]))
+    counted = itertools.chain.from_iterable(numbers[stages.index(dist.get_rank())])
+    seconds = itertools.chain.from_iterable(_second(optimizer, table))
+    return [first[int(places[stages[0]][0])] if is_second else next(counted) for is_second in seconds]
+
+
+def _second(optimizer: Any, table: SharedTable | None) -> list[list[bool]]:
+    """Of each parameter, by group, whether another stage counts it."""
+    return [
+        [table is not None and table.is_second and weight is table.weight for weight in group["params"]] for group in optimizer.param_groups
+    ]
 
 
 def flat(state: dict[int, dict[str, Any]]) -> tuple[dict[str, torch.Tensor], dict[str, type]]:
@@ -130,23 +148,26 @@ def nested(tensors: dict[str, torch.Tensor], kinds: dict[str, type]) -> dict[int
     return state
 
 
-def whole_optimizer(optimizer: Any, stages: Sequence[int], device: torch.device, *, is_kept: bool) -> dict[str, Any]:
+def whole_optimizer(
+    optimizer: Any, stages: Sequence[int], device: torch.device, table: SharedTable | None, *, is_kept: bool
+) -> dict[str, Any]:
     """The state_dict that an optimizer of the whole model would have. Collective."""
     own = optimizer.state_dict()
-    numbers = group_numbers(optimizer, stages)
-    own_numbers = list(itertools.chain.from_iterable(numbers[stages.index(dist.get_rank())]))
+    numbers = group_numbers(optimizer, stages, table)
+    own_numbers = numbers_here(optimizer, stages, numbers, table)
     in_order = list(itertools.chain.from_iterable(group["params"] for group in own["param_groups"]))
     whole_of = dict(zip(in_order, own_numbers, strict=True))
-    tensors, kinds = flat({whole_of[index]: values for index, values in own["state"].items()})
+    counted = set(itertools.chain.from_iterable(numbers[stages.index(dist.get_rank())]))
+    tensors, kinds = flat({whole_of[index]: values for index, values in own["state"].items() if whole_of[index] in counted})
     state = nested(gathered(tensors, device, is_kept=is_kept), kinds)
     by_group = [list(itertools.chain.from_iterable(stage[group] for stage in numbers)) for group in range(len(own["param_groups"]))]
     groups = [{**group, "params": params} for group, params in zip(own["param_groups"], by_group, strict=True)]
     return {**own, "state": dict(sorted(state.items())), "param_groups": groups}
 
 
-def own_optimizer(state: dict[str, Any], optimizer: Any, stages: Sequence[int]) -> dict[str, Any]:
+def own_optimizer(state: dict[str, Any], optimizer: Any, stages: Sequence[int], table: SharedTable | None) -> dict[str, Any]:
     """The part of a whole state_dict that the optimizer of this stage holds, in its own numbering. Collective."""
-    own_numbers = list(itertools.chain.from_iterable(group_numbers(optimizer, stages)[stages.index(dist.get_rank())]))
+    own_numbers = numbers_here(optimizer, stages, group_numbers(optimizer, stages, table), table)
     own = {index: state["state"][number] for index, number in enumerate(own_numbers) if number in state["state"]}
     starts = itertools.accumulate((len(group["params"]) for group in optimizer.param_groups), initial=0)
     groups = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from homelab.controller.planning.memory.scenario import DoesNotFit
 from homelab.controller.planning.model import known_models
 from homelab.controller.planning.plan import make
 from homelab.controller.planning.strategy import registry
+from homelab.controller.planning.strategy.pipeline.micro_batching import MicroBatching
 from homelab.controller.planning.work import job
-from homelab.controller.planning.work.job import Job
+from homelab.controller.planning.work.job import Job, TrainingJob
 from tests import builders
 from tests.builders import NAMES
 
@@ -52,6 +54,35 @@ def test_it_is_planned_where_nothing_is_wrong() -> None:
     )
 
 
+def test_embeddings_that_are_the_head_are_trained_on_both_ends() -> None:
+    """Each holds the table with its gradient and optimizer, and they exchange the gradient in every step: 2048 x 49152 numbers each way."""
+    model, method = "HuggingFaceTB/SmolLM2-1.7B", {"kind": "full"}
+    full, adapters = (job_of([[80], [80], [80]], model=model, method=one) for one in (method, {"kind": "lora"}))
+    chosen = registry.choose_strategy(full)
+    assert "403 MB each way between the first and the last: embeddings that are the head, too, are on both" in chosen.choice.because
+    assert "each way" not in registry.choose_strategy(adapters).choice.because
+    table = 4 * 2048 * 49152
+    assert isinstance(full, TrainingJob) and full.shape is not None and chosen.time is not None
+    untied = dataclasses.replace(full, shape=dataclasses.replace(full.shape, tied_embeddings=False))
+    sent, others = (chosen.strategy.step_bytes(one, 1) for one in (full, untied))
+    assert sent is not None and others is not None and sent - others == 2 * table
+    apart = chosen.strategy.seconds(untied, chosen.assignment.ranks)
+    assert apart is not None and chosen.time.step_s - apart.step_s == pytest.approx(table / 117.6e6)
+    assert chosen.time.wire_s - apart.wire_s == pytest.approx(table / 117.6e6)
+
+    def held(one: TrainingJob) -> list[int]:
+        items = [MicroBatching(one, 1).items(0, stage, 8, 1) for stage in range(3)]
+        return [sum(item.size_bytes for item in each if item.name in ("base weights", "gradients", "optimizer")) for each in items]
+
+    first, middle, last = held(full)
+    assert held(untied) == [first, middle, last] and first - middle == pytest.approx(4 * table, rel=1e-3) == last - middle
+
+
+def test_on_one_machine_the_table_goes_through_its_memory() -> None:
+    full = job_of([[80, 80]], model="HuggingFaceTB/SmolLM2-1.7B", method={"kind": "full"})
+    assert isinstance(full, TrainingJob) and MicroBatching(full, 1).table_s((0, 1)) == pytest.approx(4 * 2048 * 49152 / 5e9)
+
+
 @pytest.mark.parametrize("method", [{"dropout": 0.1}, {"model_dropout": True}, {"kind": "full", "model_dropout": True}])
 def test_dropout_is_no_reason_against_it(method: dict[str, Any]) -> None:
     """Each layer draws its own numbers, on whichever stage it is."""
@@ -74,7 +105,6 @@ def test_dropout_is_no_reason_against_it(method: dict[str, Any]) -> None:
             "are only in some layers",
             'strategy = "ddp"',
         ),
-        ({"model": "HuggingFaceTB/SmolLM2-1.7B", "method": {"kind": "full"}}, "embeddings that are also the head", 'kind = "lora"'),
         ({"model": "org/nobody-knows-it"}, "needs the shape of the model, which is not known here", "homelab setup RECIPE"),
     ],
 )

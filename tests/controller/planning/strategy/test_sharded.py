@@ -52,7 +52,11 @@ def prices(job_: Job) -> dict[str, StrategyCost]:
     ("cards_gb", "strategy"),
     [
         ([[40], [40], [40]], "ddp"),  # all fits whole: nothing is divided
-        ([[24], [24], [24]], "zero2"),  # 27 GB of state do not fit into 24, a third of them does
+        (
+            [[24], [24], [24]],
+            "pipeline",
+        ),  # 27 GB of state do not fit into 24, a third of them does; zero2 sends it over the wire in every step
+        ([[24, 24, 24]], "zero2"),
         ([[40, 40]], "ddp"),
     ],
 )

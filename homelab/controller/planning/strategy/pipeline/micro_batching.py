@@ -191,10 +191,16 @@ class MicroBatching:
         forward, backward = (part(layers, is_last=self._is_last(stage)) for part in (self.costs.forward, self.costs.backward))
         return StageTimes([max(least_s, forward * one) for one in whole], [max(least_s, backward * one) for one in whole], [], in_flight)
 
+    def table_s(self, order: Sequence[int]) -> float:
+        """Seconds after the passes in which first and last stage exchange the gradient of the table that both train."""
+        return stage_memory.table_bytes(self.shape, self.job.recipe.method) / self._bytes_per_s(order[0], order[-1])
+
     def _is_last(self, stage: int) -> bool:
         return stage == self.stages - 1
 
     def _message_s(self, rank: int, other: int, tokens: int) -> float:
+        return stage_memory.message_bytes(self.shape, self.job.recipe.method, self.job.precision, tokens) / self._bytes_per_s(rank, other)
+
+    def _bytes_per_s(self, rank: int, other: int) -> float:
         names = {self.slots[rank].node.name, self.slots[other].node.name}
-        rate = network_cost.wire_between(names, self.job.throughputs).bytes_per_s if len(names) > 1 else _SAME_MACHINE_BYTES_PER_S
-        return stage_memory.message_bytes(self.shape, self.job.recipe.method, self.job.precision, tokens) / rate
+        return network_cost.wire_between(names, self.job.throughputs).bytes_per_s if len(names) > 1 else _SAME_MACHINE_BYTES_PER_S

@@ -59,12 +59,13 @@ class Pipeline(Divided):
         return _of_stages(job)
 
     def step_bytes(self, job: TrainingJob, passes: int) -> int | None:
-        """What crosses one boundary in a step: hidden states and their gradients, of all rows."""
+        """What crosses one boundary in a step: hidden states and their gradients, of all rows; and between the ends, the gradient of a table that both train."""
         if job.shape is None:
             return None
         train, rows = job.recipe.train, job.workload.rows
         tokens = sum(rows.lengths(train.global_batch, train.seq_len))
-        return 2 * stage_memory.message_bytes(job.shape, job.recipe.method, job.precision, tokens)
+        messages = stage_memory.message_bytes(job.shape, job.recipe.method, job.precision, tokens)
+        return 2 * (messages + stage_memory.table_bytes(job.shape, job.recipe.method))
 
     def wire_s(self, size_bytes: float, ranks: int, bytes_per_s: float) -> float:
         """Both directions at once: half of the bytes each way."""
@@ -76,10 +77,14 @@ class Pipeline(Divided):
         names = job.machines.names
         if job.machines.world_size == 1:
             return "one rank alone: nothing is divided"
-        size_bytes = self.step_bytes(job, 1) or 0
+        table_bytes = stage_memory.table_bytes(job.shape, job.recipe.method)
+        size_bytes = (self.step_bytes(job, 1) or 0) - 2 * table_bytes
         wire = network_cost.wire_between(names, job.throughputs)
         text = f"each of {job.machines.world_size} ranks holds some of the {job.shape.layers} layers; {network_cost.bytes_text(size_bytes)} per step go to the next stage"
-        return f"{text} at {wire}" if len(names) > 1 else text
+        text += f" at {wire}" if len(names) > 1 else ""
+        if table_bytes:
+            text += f", and {network_cost.bytes_text(table_bytes)} each way between the first and the last: embeddings that are the head, too, are on both"
+        return text
 
     def moves_rows(self, job: Job) -> bool:
         """Every rank computes its layers of all rows; one that is alone has nothing cut."""
@@ -135,11 +140,6 @@ def _of_stages(job: TrainingJob) -> Fault | None:
         )
     if isinstance(recipe.parallel.shares, dict) or recipe.parallel.shares == "equal":
         return "gives every row to every rank, so there are no shares of rows", 'shares = "auto"'
-    if recipe.method.kind == "full" and shape.tied_embeddings:
-        return (
-            "cannot train embeddings that are also the head: they are on the first and the last stage",
-            'kind = "lora", or strategy = "zero3"',
-        )
     outside = (
         []
         if recipe.method.kind == "full" or isinstance(recipe.method.targets, str)
@@ -147,7 +147,7 @@ def _of_stages(job: TrainingJob) -> Fault | None:
     )
     if outside:
         return (
-            f"puts adapters only on layers, and {' and '.join(outside)} is not a layer: only one stage has it",
+            f"puts adapters only on layers, and {' and '.join(outside)} is not a layer: not every stage has it",
             '[method] targets = "all-linear", or another strategy',
         )
     some = (
@@ -196,8 +196,9 @@ def time_estimate(job: TrainingJob, strategy: NetworkCost, planned: Sequence[Ran
     compute_s = max(one.busy_s for one in times) + fixed_s
     passes_s = stage_time.step_s(times)
     without_wire_s = stage_time.step_s([dataclasses.replace(one, message_s=[0.0] * len(one.message_s)) for one in times])
-    step_s, wire_s = passes_s + fixed_s, passes_s - without_wire_s
-    equal_s = stage_time.step_s(batching.times(order, shares.equal(batching.shape.layers, len(order)), in_flight)) + fixed_s
+    table_s = batching.table_s(order)
+    step_s, wire_s = passes_s + table_s + fixed_s, passes_s + table_s - without_wire_s
+    equal_s = stage_time.step_s(batching.times(order, shares.equal(batching.shape.layers, len(order)), in_flight)) + table_s + fixed_s
     alone = [tokens / speed.seconds(batching.passes) for speed in speeds]
     wire = network_cost.wire_between({rank.node for rank in planned}, job.throughputs)
     gathers_s = strategy.checkpoint_wire_s(job, len(order), wire.bytes_per_s) if len(job.machines.nodes) > 1 else 0.0

@@ -62,7 +62,9 @@ def _cuts(batching: MicroBatching) -> list[StageLayout]:
             break
     flights_of = {cut: batching.in_flight(cut.order, cut.layers) for cut in cuts}
     return [
-        StageLayout(batching, cut, in_flight, stage_time.step_s(batching.times(cut.order, cut.layers, in_flight)))
+        StageLayout(
+            batching, cut, in_flight, stage_time.step_s(batching.times(cut.order, cut.layers, in_flight)) + batching.table_s(cut.order)
+        )
         for cut, in_flight in flights_of.items()
     ]
 

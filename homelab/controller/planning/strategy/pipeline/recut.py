@@ -78,9 +78,8 @@ def faster(inputs: PlanInputs, running: Plan, restart_s: float) -> Recut | None:
 def _step_s(work: job.TrainingJob, running: Plan, stages: Mapping[int, StagePlan]) -> float:
     order = _in_order(stages)
     batching = MicroBatching(work, running.ranks[0].micro_batch, streams=any(rank.streaming for rank in running.ranks))
-    return stage_time.step_s(
-        batching.times(order, [stages[rank].end - stages[rank].begin for rank in order], [stages[rank].in_flight for rank in order])
-    )
+    layers, in_flight = ([stages[rank].end - stages[rank].begin for rank in order], [stages[rank].in_flight for rank in order])
+    return stage_time.step_s(batching.times(order, layers, in_flight)) + batching.table_s(order)
 
 
 def _held_bytes(running: Plan) -> dict[int, int]:

@@ -2,7 +2,8 @@
 
 A stage keeps the activations of every micro-batch that it has begun and not ended, and its messages. Without checkpointing each of them keeps
 16-bit copies of the trained weights of its own, because autocast begins anew for every pass. Embeddings are on the first stage, head, final norm and
-logits on the last; embeddings that are the head too are on both. Measured: tests/controller/planning/strategy/pipeline/test_stage_memory_live.py.
+logits on the last; embeddings that are the head too are on both, in a full training each with gradient and optimizer.
+Measured: tests/controller/planning/strategy/pipeline/test_stage_memory_live.py.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Part:
 
 def estimate(shape: Architecture, method: Method, train: Train, setup: RankSetup, part: Part, in_flight: int) -> tuple[MemoryItem, ...]:
     """The items of one stage in bytes; `setup` as for a rank with the whole model."""
-    own = dataclasses.replace(shape, layers=part.layers)
+    own = dataclasses.replace(
+        shape, layers=part.layers, tied_embeddings=False
+    )  # a table that is the head, too, is held and trained on both ends
     alone = dataclasses.replace(setup, world_size=1, compress="none")
     sizes = {item.name: item.size_bytes for item in rank_memory.estimate(own, method, train, alone)}
     elsewhere = _elements_elsewhere(shape, part)
@@ -76,12 +79,15 @@ def message_bytes(shape: Architecture, method: Method, precision: str, tokens: i
     return tokens * shape.hidden * (4 if method.kind == "full" else width(precision))
 
 
+def table_bytes(shape: Architecture, method: Method) -> int:
+    """What first and last stage exchange in a step, each way: the gradient of embeddings that are the head, too, where they are trained."""
+    return rank_memory.TRAINED_BYTES * shape.embedding_parameters if method.kind == "full" and shape.tied_embeddings else 0
+
+
 def _elements_elsewhere(shape: Architecture, part: Part) -> int:
     """Parameters of embeddings and head that this stage does not hold."""
     table = shape.embedding_parameters
-    if shape.tied_embeddings:
-        return 0 if part.is_first or part.is_last else table
-    return (0 if part.is_first else table) + (0 if part.is_last else shape.head_parameters)
+    return (0 if part.is_first else table) + (0 if part.is_last else table)
 
 
 def _final_norm(shape: Architecture, train: Train, setup: RankSetup) -> int:

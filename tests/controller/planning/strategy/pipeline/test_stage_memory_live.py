@@ -29,8 +29,10 @@ from homelab.worker.model import host_layers
 from homelab.worker.model.build import load_model
 from homelab.worker.model.layer_major import LayerMajor
 from homelab.worker.model.pretrained import DTYPES
+from homelab.worker.strategies.pipeline import stage_model
 from homelab.worker.strategies.pipeline.neighbours import Channel, Neighbours
 from homelab.worker.strategies.pipeline.passes import PipelinePasses
+from homelab.worker.strategies.pipeline.shared_table import SharedTable
 from homelab.worker.strategies.pipeline.stage_model import decoder_of
 from homelab.worker.strategies.registry import strategy_of
 from homelab.worker.tools.memory_dry_run import _storages
@@ -58,11 +60,12 @@ class Case:
     fused_loss: bool = False
     vocabulary: int = 1000
     streamed: int = 0
+    tied: bool = False
 
     def __str__(self) -> str:
         begin, end = self.layers or CUTS[self.place]
         switches = [f"{self.streamed} streamed"] if self.streamed else []
-        switches += [name for name in ("checkpointing", "packing", "fused_loss") if getattr(self, name)]
+        switches += [name for name in ("checkpointing", "packing", "fused_loss", "tied") if getattr(self, name)]
         return " ".join([self.place, self.kind, self.precision, f"{end - begin} layers", f"{self.in_flight} in flight", *switches])
 
     @property
@@ -100,26 +103,32 @@ CASES = [
     Case("last", "lora", "fp32", layers=(2, 8), streamed=6, vocabulary=200),
     Case("middle", "qlora", "fp32", 2, layers=(1, 7), streamed=6),
     Case("last", "qlora", "bf16", layers=(2, 8), streamed=5),
+    Case("first", "full", "fp32", 5, checkpointing=True, tied=True, vocabulary=4000),
+    Case("middle", "full", "bf16", 3, tied=True),
+    Case("last", "full", "bf16", tied=True),
+    Case("first", "full", "bf16", 3, tied=True),
+    Case("last", "full", "fp32", checkpointing=True, tied=True, fused_loss=True, vocabulary=4000),
+    Case("last", "lora", "bf16", tied=True),
 ]
 
 
 @functools.cache
-def config(vocabulary: int) -> Any:
+def config(vocabulary: int, tied: bool = False) -> Any:
     return transformers.LlamaConfig(
         hidden_size=128, intermediate_size=384, num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=2, vocab_size=vocabulary,
-        attn_implementation="sdpa", pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        attn_implementation="sdpa", pad_token_id=0, bos_token_id=1, eos_token_id=2, tie_word_embeddings=tied,
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, bool], Path]:
     """The folder of a random model with a vocabulary of this size."""
     root = tmp_path_factory.mktemp("models")
 
-    def save(vocabulary: int) -> Path:
-        path = root / str(vocabulary)
+    def save(vocabulary: int, tied: bool) -> Path:
+        path = root / f"{vocabulary} {tied}"
         if not path.exists():
-            transformers.LlamaForCausalLM(config(vocabulary)).save_pretrained(path)
+            transformers.LlamaForCausalLM(config(vocabulary, tied)).save_pretrained(path)
         return path
 
     return save
@@ -199,12 +208,14 @@ def held_bytes(case: Case, path: Path, run: Path) -> int:
             tracker.see(optimizer.state[parameter][moment].untyped_storage())
     with tracker:
         pipeline.step(batches, [0] * PASSES, torch.tensor(1000), lambda loss: loss.backward())
+        if case.tied and case.kind == "full" and case.place != "middle":
+            SharedTable(*stage_model.table_of(model), 0, None, is_second=stage.is_last).sum_gradients(lambda: None)
         optimizer.step()
     return tracker.peak_bytes
 
 
 def planned_items(case: Case) -> dict[str, int]:
-    shape = from_config(config(case.vocabulary).to_dict())
+    shape = from_config(config(case.vocabulary, case.tied).to_dict())
     assert shape is not None
     rows = 1 if case.packing else ROWS
     train = Train(
@@ -226,7 +237,9 @@ def planned_items(case: Case) -> dict[str, int]:
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=() if number % 4 == 0 else pytest.mark.thorough) for number, case in enumerate(CASES)], ids=str
 )
-def test_a_stage_holds_what_is_planned(case: Case, folder: Callable[[int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_holds_what_is_planned(
+    case: Case, folder: Callable[[int, bool], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def arrives(tensor: Any, *_args: Any, **_kwargs: Any) -> Done:
         tensor.normal_()
         return Done()
@@ -234,7 +247,7 @@ def test_a_stage_holds_what_is_planned(case: Case, folder: Callable[[int], Path]
     monkeypatch.setattr(dist, "irecv", arrives)
     monkeypatch.setattr(dist, "isend", lambda *_args, **_kwargs: Done())
     items = planned_items(case)
-    held = held_bytes(case, folder(case.vocabulary), tmp_path)
+    held = held_bytes(case, folder(case.vocabulary, case.tied), tmp_path)
     planned = sum(items.values())
     print(f"RATIO {planned / held:.3f} {case} held {held / 1e6:.2f}", {name: round(size / 1e6, 2) for name, size in items.items()})
     assert BELOW <= planned / held <= ABOVE, items
