@@ -41,12 +41,12 @@ def install(model: Any, task: Task) -> None:
         return
     for number, layer in enumerate(layers):
         if next(layer.parameters(), None) is not None:  # not that of another stage
-            layer.register_forward_pre_hook(functools.partial(_begin_layer, number))
+            layer.register_forward_pre_hook(functools.partial(_begin_layer, number, task.device == "cuda"))
 
 
-def _begin_layer(number: int, *_call: Any) -> None:
+def _begin_layer(number: int, is_on_card: bool, *_call: Any) -> None:
     digest = hashlib.sha256(f"homelab layer {_pass_seed} {number}".encode()).digest()
     seed = int.from_bytes(digest[:7], "big")
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
+    if is_on_card:
         torch.cuda.manual_seed(seed)

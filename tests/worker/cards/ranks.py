@@ -22,7 +22,7 @@ from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWor
 
 from homelab.worker.runtime import process_group
 from homelab.worker.strategies import base, gradient_norm
-from homelab.worker.strategies.pipeline import neighbours, passes, stages_state
+from homelab.worker.strategies.pipeline import neighbours, passes, shared_table, stages_state
 from homelab.worker.strategies.pipeline import stages as pipeline
 from homelab.worker.strategies.sharded import exchange
 from homelab.worker.training import model_checks, trainer
@@ -30,7 +30,7 @@ from tests.worker.cards.card import Card, OnCard, Torch
 from tests.worker.cards.nccl import Distributed, Rules, Work
 from tests.worker.cards.world import Deadlock, World
 
-_ON_CARD = (neighbours, passes, stages_state, process_group, exchange, base, gradient_norm, model_checks, pipeline, trainer)
+_ON_CARD = (neighbours, passes, shared_table, stages_state, process_group, exchange, base, gradient_norm, model_checks, pipeline, trainer)
 _CALLS = (
     "new_group", "destroy_process_group", "isend", "irecv", "batch_isend_irecv", "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "broadcast",
 )  # fmt: skip

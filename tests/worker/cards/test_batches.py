@@ -51,7 +51,7 @@ def test_a_stage_takes_the_batches_that_are_on_its_card(monkeypatch: pytest.Monk
     items = iter([Item([{"input_ids": torch.ones(1, 4, dtype=torch.int64)}])])
     (ready,), count = trainer.ShareTrainer.get_batch_samples(mine, items, 1, torch.device("cuda"))  # type: ignore[arg-type]
     stages: Any = object.__new__(pipeline.Stages)
-    stages._device = torch.device("cuda", 0)
+    stages._device, stages._table = torch.device("cuda", 0), None
     seen: list[dict[str, torch.Tensor]] = []
 
     def step(batches: list[dict[str, torch.Tensor]], *_rest: Any) -> tuple[float, Any]:

@@ -16,6 +16,7 @@ import homelab.worker
 WORKER = Path(homelab.worker.__file__).parent
 MESSAGES = {
     "strategies/pipeline/neighbours.py": "gloo: a receive of NCCL occupies the card until its message comes",
+    "strategies/pipeline/shared_table.py": "gloo, in the same group: after the passes, when no other message is on its way",
     "strategies/sharded/exchange.py": "where the group is gloo; on cards it is a reduce-scatter",
     "strategies/pipeline/generation.py": "a chat over several nodes, whose only group is gloo",
     "strategies/pipeline/trained_parts.py": "the same chat: what was trained goes to its stages",
@@ -25,7 +26,11 @@ GROUPS = {
     "checkpoints/broadcast.py": "gloo, made by its members alone and given up after it: no later group has another name on some ranks",
     "strategies/sharded/shards.py": "meshes of all ranks, in one order; their limits are set to the training's patience",
 }
-PINNED = {"data/batches.py": "batches in host memory, once", "strategies/pipeline/neighbours.py": "memory of the host for what is received"}
+PINNED = {
+    "data/batches.py": "batches in host memory, once",
+    "strategies/pipeline/neighbours.py": "memory of the host for what is received",
+    "strategies/pipeline/shared_table.py": "the same",
+}
 KINDS = {
     "messages": ({"isend", "irecv", "send", "recv", "batch_isend_irecv", "P2POp"}, MESSAGES),
     "groups": ({"new_group", "new_subgroups", "split_group", "init_device_mesh", "init_process_group"}, GROUPS | {"runtime/process_group.py": "the first one"}),

@@ -28,7 +28,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "powersgd": {"strategy": "ddp", "changes": (("parallel__compress", "powersgd"),)},
     "zero2": {"strategy": "zero2"}, "zero2 in bf16": {"strategy": "zero2", "precision": "bf16"},
     "zero3": {"strategy": "zero3"}, "hsdp": {"strategy": "hsdp", "machines": 2}, "pipeline": {"strategy": "pipeline"},
-    "pipeline, least in flight": {"strategy": "pipeline"},
+    "pipeline, least in flight": {"strategy": "pipeline"}, "pipeline with a shared table": {"strategy": "pipeline", "is_tied": True},
 }  # fmt: skip
 
 

@@ -35,6 +35,7 @@ from homelab.worker.data import row_agreement
 from homelab.worker.data.batches import Form
 from homelab.worker.data.rows import Row
 from homelab.worker.runtime.task import Task
+from homelab.worker.strategies.pipeline import stage_model
 from homelab.worker.strategies.registry import strategy_of
 from homelab.worker.strategies.sharded import shards as sharded
 from homelab.worker.training import step_line, trainer
@@ -52,7 +53,8 @@ ROWS = [Row(array("i", [1] * ROW_TOKENS), bytes([0] + [1] * (ROW_TOKENS - 1)), (
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained. `cards`: the cost of each rank's passes. `machines`: how many the ranks are on, as many on each."""
+    """What is trained. `cards`: the cost of each rank's passes. `machines`: how many the ranks are on, as many on each. `is_tied`: the first stage of a
+    pipeline and the last one share a weight."""
 
     strategy: str
     cards: Sequence[Speed]
@@ -62,6 +64,7 @@ class Training:
     changes: tuple[tuple[str, Any], ...] = ()
     precision: str = "fp32"
     resume_step: int = 0
+    is_tied: bool = False
 
     def task(self, folder: Path, rank: int) -> Task:
         size = len(self.cards)
@@ -233,6 +236,7 @@ class Player:
         run.checkpointing = Checkpointing(task, run.recorder, run.curves, run.best, rows)
         run.strategy = strategy_of(task, self._training.steps)
         model: Any = Model(card, self._training.cards[rank], is_last=run.strategy.part.has_loss, is_bf16=task.precision == "bf16")
+        model.is_tied = self._training.is_tied
         own = self._prepared(run, task, on_card(model) if task.stage else model)
         self._steps(own, rank)
         outcome.speeds[rank] = own.meter.speed
@@ -293,6 +297,8 @@ def _replaced() -> Iterator[None]:
         patch.setattr(weights, "write_final", lambda *_, **__: None)
         patch.setattr(step_line, "peak_memory_bytes", lambda _device: 0)
         patch.setattr(fencing, "check", lambda *_: None)
+        patch.setattr(stage_model, "is_tied", lambda model: model.is_tied)
+        patch.setattr(stage_model, "table_of", lambda model: ("layers.0.up.weight", model.layers[0].up.weight))
         on_host = init_device_mesh
         patch.setattr(sharded, "init_device_mesh", lambda _device, *shape, **names: on_host("cpu", *shape, **names))
         yield

@@ -63,7 +63,7 @@ def test_a_layer_draws_the_same_whatever_was_computed_before_it(model: Path, tmp
     assert not torch.equal(masks[0], masks[2]), "another micro-batch"
     layer_seeds.begin(8)
     assert not torch.equal(layers[0](given, position_embeddings=angles), masks[0])
-    one, other = (torch.rand(5) for number in (0, 1) if layer_seeds._begin_layer(number) is None)
+    one, other = (torch.rand(5) for number in (0, 1) if layer_seeds._begin_layer(number, False) is None)
     assert not torch.equal(one, other), "each layer has its own"
 
 

@@ -58,3 +58,9 @@ def test_what_is_not_a_number_is_said_and_nothing_is_zero() -> None:
     made[0].grad[3, 4] = math.nan
     assert math.isnan(gradient_norm.clip(gradients(made), 1.0))
     assert gradient_norm.clip([], 1.0) == 0.0
+
+
+def test_a_copy_is_scaled_and_counted_elsewhere() -> None:
+    counted, copy = torch.full((4,), 3.0), torch.full((2,), 8.0)
+    assert gradient_norm.clip([counted], 1.0, lambda square: square + 64.0, [copy]) == 10.0
+    assert torch.allclose(counted, torch.full((4,), 0.3)) and torch.allclose(copy, torch.full((2,), 0.8))

@@ -25,12 +25,14 @@ PIECE_ELEMENTS = 2**21  # 8 MiB at a time, beside the gradient itself
 
 @dataclass(frozen=True)
 class SharedTable:
-    """One of the two copies. `name`: of the weight; `peer`: the rank that has the other copy; `is_second`: whether the other one counts."""
+    """One of the two copies. `name`: of the weight; `peer`: the rank that has the other copy; `is_second`: whether the other one counts. As all messages of a
+    pipeline, halves go through the host's memory and `group` (gloo)."""
 
     name: str
     weight: torch.nn.Parameter
     peer: int
     group: Any
+    device: torch.device
     is_second: bool
 
     @torch.no_grad()
@@ -41,10 +43,10 @@ class SharedTable:
         assert gradient is not None, "every step has a micro-batch"
         for piece in gradient.view(-1).split(PIECE_ELEMENTS):
             own = piece.cpu()
-            arriving = torch.empty_like(own, pin_memory=piece.is_cuda)
+            arriving = torch.empty(own.shape, dtype=own.dtype, pin_memory=self.device.type == "cuda")
             for work in (dist.irecv(arriving, self.peer, group=self.group), dist.isend(own, self.peer, group=self.group)):
                 work.wait()
-            piece.add_(arriving.to(piece.device))
+            piece.add_(arriving.to(self.device, non_blocking=True))  # torch keeps pinned memory until a card has read it
             after_piece()
         return time.perf_counter() - began_s, int(gradient.nbytes)
 

@@ -103,7 +103,7 @@ class Stages(Strategy):
         if stage.is_first or stage.is_last:
             name, weight = stage_model.table_of(model)
             peer = task.stage_ranks[0 if stage.is_last else -1]
-            self._table = SharedTable(name, weight, peer, self._neighbours.group, is_second=stage.is_last)
+            self._table = SharedTable(name, weight, peer, self._neighbours.group, self._device, is_second=stage.is_last)
         self._copies = CopiesCheck(task, self._table)
 
     def reduce_gradients(self, wrapped: Any, timer: StepTimer) -> None:

@@ -61,6 +61,8 @@ def test_embeddings_that_are_the_head_are_trained_on_both_ends() -> None:
     chosen = registry.choose_strategy(full)
     assert "403 MB each way between the first and the last: embeddings that are the head, too, are on both" in chosen.choice.because
     assert "each way" not in registry.choose_strategy(adapters).choice.because
+    scores = job_of([[80], [80]], model=model, method=method, objective={"kind": "reward"})
+    assert "each way" not in registry.choose_strategy(scores).choice.because, "another head"
     table = 4 * 2048 * 49152
     assert isinstance(full, TrainingJob) and full.shape is not None and chosen.time is not None
     untied = dataclasses.replace(full, shape=dataclasses.replace(full.shape, tied_embeddings=False))

@@ -45,16 +45,31 @@ def trained(forks: harness.Forks, tmp_path_factory: pytest.TempPathFactory, deep
     """A run whose training is over, by its method: trained so much that the answers differ."""
     root = tmp_path_factory.mktemp("trained")
     found: dict[str, Path] = {}
-    rates = {"full": 1e-4, "lora": 5e-4, "qlora": 5e-4}
+    rates = {"full": 1e-4, "lora": 5e-4, "qlora": 5e-4, "full, tied": 1e-4}
 
     def train(kind: str) -> Path:
         if kind not in found:
-            recipe: dict[str, Any] = {"method__kind": kind, "train__steps": 6, "train__epochs": None, "train__learning_rate": rates[kind]}
-            found[kind] = harness.make_run(root / kind / "run", deep, data, **recipe)
+            method, _, is_tied = kind.partition(", ")
+            recipe: dict[str, Any] = {"method__kind": method, "train__steps": 6, "train__epochs": None, "train__learning_rate": rates[kind]}
+            found[kind] = harness.make_run(root / kind / "run", _tied(deep, root) if is_tied else deep, data, **recipe)
             forks.train(found[kind], 1, [12], micro_batch=6)
         return found[kind]
 
     return train
+
+
+def _tied(deep: Path, root: Path) -> Path:
+    """The same model, with its embeddings as its head."""
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(deep, root / "tied")
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {name: weight for name, weight in weights.items() if name != "lm_head.weight"}, folder / "model.safetensors", {"format": "pt"}
+    )
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    return folder
 
 
 @pytest.fixture
@@ -123,7 +138,9 @@ def forgetting() -> int:
     return asked()
 
 
-@pytest.mark.parametrize("run", ["lora", *(pytest.param(kind, marks=pytest.mark.thorough) for kind in ("full", "qlora"))], indirect=True)
+@pytest.mark.parametrize(
+    "run", ["lora", *(pytest.param(kind, marks=pytest.mark.thorough) for kind in ("full", "full, tied", "qlora"))], indirect=True
+)
 def test_the_answer_is_that_of_the_whole_model(run: Path, forks: harness.Forks) -> None:
     whole, base = of_the_whole(run), of_the_whole(run, base=True)
     assert len(set(whole)) >= 6 and whole != base, "an answer that says something of the model"

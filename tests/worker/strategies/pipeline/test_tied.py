@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.worker import harness
+from tests.worker.training import test_fp16
 from tests.worker.training.test_exactness import AFTER_ALL, COMMON, LENGTH, LONG, SHORT, Reference, assert_the_same, lengths, references
 from tests.worker.training.test_preferences import pairs
 
@@ -66,12 +67,9 @@ class Case:
         return {"shares": shares, "stages": self.stages, "stage_order": order, "micro_batch": self.micro_batch, "timeout_s": 150}
 
 
-CASES = {
-    "full on 2": Case([1, 3], 5),
-    "full on 3 in another order, checkpointed, fused loss": Case(
-        [2, 1, 1], 2, [2, 0, 1], {"train__gradient_checkpointing": True, "train__fused_loss": True}
-    ),
-}
+ON_TWO = Case([1, 3], 5)
+ON_THREE = Case([2, 1, 1], 2, [2, 0, 1], {"train__gradient_checkpointing": True, "train__fused_loss": True})
+CASES = {"full on 2": ON_TWO, "full on 3 in another order, checkpointed, fused loss": ON_THREE}
 QUICK: dict[int, tuple[str, ...]] = {SHORT: ("full on 3 in another order, checkpointed, fused loss",), LONG: ()}
 
 
@@ -100,10 +98,12 @@ def test_all_weights_are_trained_as_in_one_process(
 
 
 def with_digests() -> int:
-    """A worker that writes down the bits of its copy, and of the optimizer's state of it, at each checkpoint."""
+    """A worker that writes down the bits of its copy, and of the optimizer's state of it, at each checkpoint. It exchanges the table in pieces."""
+    from homelab.worker.strategies.pipeline import shared_table
     from homelab.worker.strategies.pipeline.stages import Stages
     from homelab.worker.training.train import main
 
+    shared_table.PIECE_ELEMENTS = 1000
     state = Stages.state
 
     def noted(self: Any, trainer: Any) -> Any:
@@ -124,15 +124,18 @@ def test_a_table_whose_halves_stay_apart_is_seen(
 ) -> None:
     """The comparison above is one that can fail."""
     run = harness.make_run(tmp_path / "run", tied, data, **COMMON | LENGTH[SHORT] | {"method__kind": "full", "train__steps": 2})
-    codes, output = forks.run(run, 1, entry=f"{__name__}:{fault}", **CASES["full on 2"].plan())
-    assert codes == [0, 0], output
+    codes, output = forks.run(run, 1, entry=f"{__name__}:{fault}", **ON_THREE.plan())
+    assert codes == [0, 0, 0], output
     one = reference("full", False, SHORT)
     norms = [harness.lines(which, 1, 0, "metrics.jsonl", "train")[0]["grad_norm"] for which in (run, one)]
     assert harness.losses(run, 1)[1] == pytest.approx(harness.losses(one, 1)[1], rel=1e-6), "the forward passes are right"
     assert norms[0] != pytest.approx(norms[1], rel=1e-3)
     gradients = harness.first_gradient(run), harness.first_gradient(one)
     assert harness.relative_error(*gradients) > 1e-3
-    assert ("the copies of the weights have become different" in output) is (fault == "not_summed")
+    notes = [line["message"] for line in harness.lines(run, 1, 0, "metrics.jsonl", "note")]
+    said = [note for note in notes if note.startswith("the copies of the weights have become different: after step 1 ")]
+    assert len(said) == (fault == "not_summed")
+    assert all("rank 2 (here), rank 1 (here) differ from each other" in note for note in said), "the first stage and the last one"
 
 
 def not_summed() -> int:
@@ -158,8 +161,8 @@ def counted_twice() -> int:
 def test_copies_that_differ_in_a_bit_do_not_start(step: int, forks: harness.Forks, tmp_path: Path, tied: Path, data: Path) -> None:
     run = harness.make_run(tmp_path / "run", tied, data, **COMMON | LENGTH[SHORT] | {"method__kind": "full", "train__steps": step + 1})
     if step:
-        forks.train(run, 1, **CASES["full on 2"].plan() | {"entry": "homelab.worker.training.train:main"})
-    codes, output = forks.run(run, 2, entry=f"{__name__}:with_a_bit", resume_step=step, **CASES["full on 2"].plan())
+        forks.train(run, 1, **ON_TWO.plan() | {"entry": "homelab.worker.training.train:main"})
+    codes, output = forks.run(run, 2, entry=f"{__name__}:with_a_bit", resume_step=step, **ON_TWO.plan())
     assert codes == [1, 1] and "Traceback" not in output, output
     for rank in (0, 1):
         error = harness.error_of(run, 2, rank)
@@ -193,10 +196,10 @@ def test_killed_and_gone_on_with_another_cut_and_another_strategy(
     forks: harness.Forks, reference: Reference, tmp_path: Path, tied: Path, data: Path
 ) -> None:
     run = harness.make_run(tmp_path / "run", tied, data, **COMMON | LENGTH[SHORT] | {"method__kind": "full"})
-    forks.killed(run, 1, rank=1, step=2, **CASES["full on 2"].plan())
+    forks.killed(run, 1, rank=1, step=2, **ON_TWO.plan())
     kept = max(int(path.name[5:]) for path in (run / "checkpoints").iterdir() if path.name.startswith("step-"))
     begin = min(kept, 2)
-    three = CASES["full on 3 in another order, checkpointed, fused loss"].plan()
+    three = ON_THREE.plan()
     forks.train(run, 2, resume_step=begin, **three)
     forks.train(run, 3, [7, 5], micro_batch=2, resume_step=4)
     forks.train(run, 4, resume_step=5, **three)
@@ -215,7 +218,7 @@ def test_the_best_weights_and_the_kept_checkpoints_are_those_of_one_process(
     }  # fmt: skip
     one, run = (harness.make_run(tmp_path / name, tied, data, **recipe) for name in ("one", "run"))
     forks.train(one, 1, [12], micro_batch=2)
-    forks.train(run, 1, **CASES["full on 2"].plan() | {"micro_batch": 2})
+    forks.train(run, 1, **ON_TWO.plan() | {"micro_batch": 2})
     losses, others = harness.losses(run, 1), harness.losses(one, 1)
     assert losses == pytest.approx(others, rel=1e-4) and len(losses) < 12, "it stopped early, at a large rate"
     best, expected = (load_file(which / "final" / "model.safetensors") for which in (run, one))
@@ -225,13 +228,26 @@ def test_the_best_weights_and_the_kept_checkpoints_are_those_of_one_process(
     assert folders[0] == folders[1] and len(folders[0]) > 1
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", [ON_TWO, ON_THREE], ids=["on 2", "on 3"])
+def test_fp16_skips_the_steps_of_one_process(case: Case, forks: harness.Forks, tmp_path: Path, tied: Path, data: Path) -> None:
+    """The halves are added before anybody judges them: a sum may overflow."""
+    recipe = test_fp16.RECIPE | {"method__kind": "full"}
+    one, run = (harness.make_run(tmp_path / name, tied, data, **recipe) for name in ("one", "run"))
+    test_fp16.attempt(forks, one, 1, [12], micro_batch=case.micro_batch)
+    plan = case.plan()
+    del plan["timeout_s"]
+    test_fp16.attempt(forks, run, 1, plan.pop("shares"), **plan)
+    test_fp16.assert_the_same(run, one, {1: (1, len(case.stages))})
+
+
 def test_a_reward_model_of_all_weights_has_no_second_copy(forks: harness.Forks, tmp_path: Path, tied: Path) -> None:
     """Its head is another one, so nothing is tied any more."""
     rows = harness.write_jsonl(tmp_path / "pairs.jsonl", pairs(44))
     recipe = COMMON | {"objective__kind": "reward", "method__kind": "full", "train__steps": 4, "checkpoint__every_steps": 1}
     one, run = (harness.make_run(tmp_path / name, tied, rows, **recipe) for name in ("one", "run"))
     forks.train(one, 1, [12], micro_batch=2)
-    forks.train(run, 1, **CASES["full on 3 in another order, checkpointed, fused loss"].plan())
+    forks.train(run, 1, **ON_THREE.plan())
     assert harness.losses(run, 1) == pytest.approx(harness.losses(one, 1), rel=AFTER_ALL)
     assert harness.relative_error(harness.first_gradient(run), harness.first_gradient(one)) < 4e-6
     assert harness.relative_error(harness.weights(run, 4), harness.weights(one, 4)) < AFTER_ALL

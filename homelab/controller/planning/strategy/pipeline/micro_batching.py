@@ -193,7 +193,7 @@ class MicroBatching:
 
     def table_s(self, order: Sequence[int]) -> float:
         """Seconds after the passes in which first and last stage exchange the gradient of the table that both train."""
-        return stage_memory.table_bytes(self.shape, self.job.recipe.method) / self._bytes_per_s(order[0], order[-1])
+        return stage_memory.table_bytes(self.shape, self.job.recipe) / self._bytes_per_s(order[0], order[-1])
 
     def _is_last(self, stage: int) -> bool:
         return stage == self.stages - 1

@@ -65,7 +65,7 @@ class Pipeline(Divided):
         train, rows = job.recipe.train, job.workload.rows
         tokens = sum(rows.lengths(train.global_batch, train.seq_len))
         messages = stage_memory.message_bytes(job.shape, job.recipe.method, job.precision, tokens)
-        return 2 * (messages + stage_memory.table_bytes(job.shape, job.recipe.method))
+        return 2 * (messages + stage_memory.table_bytes(job.shape, job.recipe))
 
     def wire_s(self, size_bytes: float, ranks: int, bytes_per_s: float) -> float:
         """Both directions at once: half of the bytes each way."""
@@ -77,7 +77,7 @@ class Pipeline(Divided):
         names = job.machines.names
         if job.machines.world_size == 1:
             return "one rank alone: nothing is divided"
-        table_bytes = stage_memory.table_bytes(job.shape, job.recipe.method)
+        table_bytes = stage_memory.table_bytes(job.shape, job.recipe)
         size_bytes = (self.step_bytes(job, 1) or 0) - 2 * table_bytes
         wire = network_cost.wire_between(names, job.throughputs)
         text = f"each of {job.machines.world_size} ranks holds some of the {job.shape.layers} layers; {network_cost.bytes_text(size_bytes)} per step go to the next stage"

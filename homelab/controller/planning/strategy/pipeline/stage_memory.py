@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.memory.activations import width
 from homelab.controller.planning.memory.rank_memory import ALLOCATOR, ALLOCATOR_FRACTION, COMMUNICATOR, COMMUNICATOR_BYTES, RankSetup
@@ -79,9 +80,12 @@ def message_bytes(shape: Architecture, method: Method, precision: str, tokens: i
     return tokens * shape.hidden * (4 if method.kind == "full" else width(precision))
 
 
-def table_bytes(shape: Architecture, method: Method) -> int:
-    """What first and last stage exchange in a step, each way: the gradient of embeddings that are the head, too, where they are trained."""
-    return rank_memory.TRAINED_BYTES * shape.embedding_parameters if method.kind == "full" and shape.tied_embeddings else 0
+def table_bytes(shape: Architecture, recipe: TrainRecipe) -> int:
+    """What first and last stage exchange in a step, each way: the gradient of embeddings that are the head, too, where they are trained. A model that scores
+    has another head."""
+    scores = recipe.objective is not None and recipe.objective.scores
+    is_one = shape.tied_embeddings and recipe.method.kind == "full" and not scores
+    return rank_memory.TRAINED_BYTES * shape.embedding_parameters if is_one else 0
 
 
 def _elements_elsewhere(shape: Architecture, part: Part) -> int:

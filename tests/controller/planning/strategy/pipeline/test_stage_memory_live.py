@@ -209,7 +209,7 @@ def held_bytes(case: Case, path: Path, run: Path) -> int:
     with tracker:
         pipeline.step(batches, [0] * PASSES, torch.tensor(1000), lambda loss: loss.backward())
         if case.tied and case.kind == "full" and case.place != "middle":
-            SharedTable(*stage_model.table_of(model), 0, None, is_second=stage.is_last).sum_gradients(lambda: None)
+            SharedTable(*stage_model.table_of(model), 0, None, torch.device("cpu"), is_second=stage.is_last).sum_gradients(lambda: None)
         optimizer.step()
     return tracker.peak_bytes
 
