@@ -45,8 +45,13 @@ def test_a_window_ends_where_it_should_and_is_the_same_again_or_nearly_on_other_
     record = [json.loads(line) for line in (run / "final" / chain.RECORD).read_text().splitlines()]
     before = {line["step"]: line for line in record if line["kind"] == "train"}
     passes = {str(step): line["passes"] for step, line in before.items()}
-    for begin, end, shares, most in ((2, 4, [7, 5], 0.0), (2, 4, [12], 1e-5), (0, 2, [3, 4, 5], 1e-5)):
-        lines, compared = recomputed(forks, run, begin, end, shares, passes)
+    for begin, end, shares, most, stages in (
+        (2, 4, [7, 5], 0.0, None),
+        (2, 4, [12], 1e-5, None),
+        (0, 2, [3, 4, 5], 1e-5, None),
+        (2, 4, [12, 0], 1e-5, [1, 1]),
+    ):
+        lines, compared = recomputed(forks, run, begin, end, shares, passes, stages=stages)
         steps = [line for line in lines if line["kind"] == "train"]
         assert [line["step"] for line in steps] == list(range(begin + 1, end + 1))
         for line in steps:

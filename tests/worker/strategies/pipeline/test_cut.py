@@ -110,3 +110,20 @@ def test_experts_whose_router_has_a_loss_are_refused(kind: str, saved: Saved) ->
 def test_a_plan_for_another_number_of_layers_is_refused(saved: Saved) -> None:
     error = refused(saved("llama", **SMALL), layers=6)
     assert error.message == "the plan divides 6 layers, but the model has 4" and "copy the same model folder to every node" in error.hint
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_every_stage_says_of_its_embeddings_what_the_whole_model_is(scores: bool, saved: Saved) -> None:
+    """The result is saved with the configuration of any stage. A model that scores answers gets another head, and then nothing is tied."""
+    folder = saved("llama", **SMALL, tie_word_embeddings=True)
+    stages = [
+        stage_model.load(str(folder), stage=stage(number, 3, begin, end), dtype=torch.float32, scores=scores)
+        for number, (begin, end) in enumerate([(0, 1), (1, 3), (3, 4)])
+    ]
+    assert [stage_model.is_tied(each) for each in stages] == [each.config.tie_word_embeddings for each in stages] == [not scores] * 3
+    tables = [[name for name, _ in each.named_parameters() if "embed" in name or "head" in name] for each in stages]
+    name = "model.embed_tokens.weight"
+    assert tables == [[name], [], [] if scores else [name]]
+    if not scores:
+        assert stages[2].lm_head.weight is stages[2].model.embed_tokens.weight is stage_model.table_of(stages[2])[1]
+        assert stages[2].lm_head.weight.equal(stages[0].model.embed_tokens.weight)
