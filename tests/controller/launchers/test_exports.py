@@ -85,6 +85,7 @@ def test_the_fingerprint_is_that_of_a_launch(folder: Path) -> None:
 
     (described,) = (json.loads(path.read_text()) for path in (export(folder, "slurm") / "runs").glob("*/run.json"))
     assert described["recipe_hash"] == load_recipe(folder / "smol.toml").law_hash((f"train:{file_sha256(folder / 'chats.jsonl')}",))
+    assert described["draws"] == 2, "each layer draws its own numbers"
 
 
 def test_the_script_is_one_that_bash_reads_and_slurm_gets_its_size(folder: Path) -> None:
