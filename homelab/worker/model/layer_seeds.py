@@ -1,7 +1,7 @@
 """The random numbers of a pass: each layer begins its own, from the seed of the micro-batch and its number in the model.
 
 So it does not matter which layers a process holds, nor whether a layer is computed again alone: its masks are those of one process. What draws before the
-first layer begins with the seed of the micro-batch, and what draws after the last one goes on where that one ended.
+first layer begins with the seed of the micro-batch, and what draws behind the last one begins with the norm there, as one layer more.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def install(model: Any, task: Task) -> None:
     layers = inspection.layers(model)
     if not task.method.draws or not task.draws_by_layer or layers is None:
         return
-    for number, layer in enumerate(layers):
+    norm = getattr(inspection.base_of(model).get_decoder(), "norm", None)
+    for number, layer in enumerate([*layers, *([norm] if isinstance(norm, torch.nn.Module) else [])]):
         if next(layer.parameters(), None) is not None:  # not that of another stage
             layer.register_forward_pre_hook(functools.partial(_begin_layer, number, task.device == "cuda"))
 

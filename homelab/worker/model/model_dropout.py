@@ -33,10 +33,10 @@ def settle(model: Any, task: Task, note: Callable[[str], None], part: LoadedPart
                 f"model dropout: {_listed(off)} of the model {'is' if len(off) == 1 else 'are'} off, so that the curve does not depend on the cluster"
             )
         found = left
-    if part.is_stage and task.method.draws and not task.draws_by_layer:
+    if (part.is_stage or task.streaming is not None) and task.method.draws and not task.draws_by_layer:
         raise WorkerError(
-            "an older homelab began this run, and drew its dropout for all layers in one sequence, which stages cannot do", where=f"run {task.run_dir.name}",
-            hint=f"homelab recover {task.run_dir.name} --strategy ddp",
+            "an older homelab began this run, and drew its dropout for all layers in one sequence, which needs the whole model on the device",
+            where=f"run {task.run_dir.name}", hint=f"let a node with room for it train: homelab recover {task.run_dir.name} --strategy ddp",
         )  # fmt: skip
     if not found and ((task.method.dropout > 0 and not part.is_stage) or inspection.draws(model) is not True):
         return

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from homelab.worker.data.batches import Batch
-from homelab.worker.model import host_layers
+from homelab.worker.model import host_layers, layer_seeds
 from homelab.worker.model.layer_major import LayerMajor
 from homelab.worker.strategies.pipeline.stage_model import decoder_of
 
@@ -21,7 +21,7 @@ def run(trainer: Any, model: Any, item: Any, count: torch.Tensor, group: int) ->
     model.train()
     decoder = decoder_of(getattr(model, "module", model))
     passes = LayerMajor(
-        decoder, range(len(decoder.layers)), host, trainer.compute_loss_context_manager, torch.manual_seed, trainer.hooks.after_pass
+        decoder, range(len(decoder.layers)), host, trainer.compute_loss_context_manager, layer_seeds.begin, trainer.hooks.after_pass
     )
     seconds: list[float] = []
     summed = torch.zeros((), dtype=torch.float64, device=trainer.args.device)
@@ -43,7 +43,7 @@ def _group(trainer: Any, model: Any, passes: LayerMajor, batches: list[Batch], s
     summed = torch.zeros((), dtype=torch.float64, device=trainer.args.device)
     for batch, seed, last in zip(batches, seeds, hidden, strict=True):
         leaf = last.detach().requires_grad_()
-        torch.manual_seed(seed)
+        layer_seeds.begin(seed)
         with passes.behind(leaf), trainer.compute_loss_context_manager():
             loss = trainer.compute_loss(model, batch, num_items_in_batch=count)
         trainer.accelerator.backward(loss)

@@ -49,6 +49,12 @@ CASES = {
     "lora, pipeline of 3, streamed on the first and the last": Case(
         "lora", [12, 0, 0], [of(2), None, of(3, 1, 3)], {"micro_batch": 2, "stages": [2, 2, 4]}, {"train__fused_loss": True}
     ),
+    "lora with dropout alone, also on the head": Case(
+        "lora", [12], [of(8, 2)], {"micro_batch": 2}, {"method__dropout": 0.2, "method__targets": ["q_proj", "down_proj", "lm_head"]}
+    ),
+    "lora with dropout, pipeline of 3, streamed on two": Case(
+        "lora", [12, 0, 0], [of(2), None, of(3, 1, 3)], {"micro_batch": 2, "stages": [2, 2, 4]}, {"method__dropout": 0.2}
+    ),
     "qlora, pipeline of 3, all of the middle one": Case(
         "qlora", [12, 0, 0], [of(3), of(2, 1, 1), None], {"micro_batch": 3, "stages": [4, 2, 2]}, {}
     ),

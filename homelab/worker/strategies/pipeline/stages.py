@@ -24,7 +24,7 @@ from homelab.worker.checkpoints import optimizer_state, tensor_files, weights
 from homelab.worker.data.batches import Batch, Form, StepBatches, StepItem, copied
 from homelab.worker.data.rows import Row
 from homelab.worker.errors import WorkerError
-from homelab.worker.model import host_layers
+from homelab.worker.model import host_layers, layer_seeds
 from homelab.worker.model.layer_major import LayerMajor
 from homelab.worker.model.pretrained import DTYPES, LoadedPart
 from homelab.worker.runtime import process_group
@@ -136,7 +136,7 @@ class Stages(Strategy):
         layer_major = None
         if host is not None:
             numbers = range(self.stage.begin, self.stage.end)
-            layer_major = LayerMajor(stage_model.decoder_of(model), numbers, host, context, torch.manual_seed, after_pass)
+            layer_major = LayerMajor(stage_model.decoder_of(model), numbers, host, context, layer_seeds.begin, after_pass)
         return PipelinePasses(model, self.stage, self._neighbours, self._dtype, self._device, hidden, context, after_pass, layer_major)
 
     def clip(self, model: Any, most: float) -> float:

@@ -40,8 +40,6 @@ def why_not(job: TrainingJob) -> str | None:
         return "all weights are trained"
     if method.backend == "unsloth":
         return "Unsloth loads its own model"
-    if method.dropout > 0 or method.model_dropout:
-        return "dropout is drawn layer by layer"
     return None
 
 

@@ -83,8 +83,7 @@ def test_a_host_without_memory_is_no_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "why"),
-    [({"kind": "full"}, "all weights are trained"), ({"dropout": 0.1}, "dropout"), ({"kind": "lora", "backend": "unsloth"}, "Unsloth")],
+    ("method", "why"), [({"kind": "full"}, "all weights are trained"), ({"kind": "lora", "backend": "unsloth"}, "Unsloth")]
 )
 def test_what_cannot_be_streamed_is_refused_as_before(method: dict[str, Any], why: str) -> None:
     recipe = builders.recipe(
