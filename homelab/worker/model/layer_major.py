@@ -128,7 +128,7 @@ class LayerMajor:
     def _through(self, number: int, place: int, group: Group, index: int, hidden: torch.Tensor) -> torch.Tensor:
         arguments, named = group.given[index].others[place]
         self.seed(group.seeds[index])
-        with self.context():
+        with self.context(), _kept_whole(self.decoder.layers[number]):
             left = self.decoder.layers[number](hidden, *arguments, **named)
         result: torch.Tensor = left[0] if isinstance(left, tuple) else left
         return result
@@ -169,6 +169,19 @@ class _Noting(StandIn):
             self.given.entered = hidden_states
         self.given.others.append((arguments, named))
         return hidden_states
+
+
+@contextlib.contextmanager
+def _kept_whole(layer: Any) -> Iterator[None]:
+    """While it lasts, the layer keeps its activations: it is computed again here already, and torch's checkpointing would do it once more."""
+    was = getattr(layer, "gradient_checkpointing", False)
+    if was:
+        layer.gradient_checkpointing = False
+    try:
+        yield
+    finally:
+        if was:
+            layer.gradient_checkpointing = True
 
 
 def _plain(entered: torch.Tensor | None) -> torch.Tensor:

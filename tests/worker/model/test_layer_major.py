@@ -211,3 +211,13 @@ def test_a_full_disk_is_said_and_nothing_is_left(files: Path, tmp_path: Path, mo
         adapted(files, NF4, HostLayers(torch.device("cpu"), file=tmp_path / "run" / "layers"), 2)
     assert "no room for" in raised.value.message and "No space left" in raised.value.message and "workdir" in raised.value.hint
     assert not list(tmp_path.rglob("layers"))
+
+
+def test_a_layer_computes_twice_forward(files: Path) -> None:
+    """Once without a graph, and once for its gradient: torch's checkpointing in the model does not add a third time."""
+    host = HostLayers(torch.device("cpu"))
+    streamed = adapted(files, NF4, host, 3)
+    calls = []
+    decoder_of(streamed).layers[4].mlp.register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    by_layer(streamed, host, batches(), BATCHES)
+    assert calls == [False] * BATCHES + [True] * BATCHES

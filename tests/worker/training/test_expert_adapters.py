@@ -27,7 +27,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qlora on experts, zero3": ({**IN_4_BITS, **ON_EXPERTS}, {"micro_batch": [3, 2, 1], "strategy": "zero3"}),
     "lora on experts, zero3": ({**IN_16, **ON_EXPERTS}, {"micro_batch": [3, 2, 1], "strategy": "zero3"}),
 }
-QUICK = ("qlora on experts, ddp", "qlora on experts, zero3")
+QUICK = ("qlora on experts, ddp",)
 
 
 @pytest.fixture(scope="module")

@@ -93,6 +93,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 
 # What differs in them is tried by others, each alone.
 RARE = (
+    "orpo in 2 stages, all weights",
     "reward of all weights by fsdp on 2", "reward by zero2 on 3, one idle", "kto by zero2 on 3, one idle", "kto of all weights by fsdp on 2", "reward in 3 stages",
     "dpo in 3 stages", "orpo by hsdp on 2 and 2", "simpo of all weights by zero2 on 2, checkpointed",
 )  # fmt: skip

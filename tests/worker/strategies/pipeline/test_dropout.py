@@ -79,7 +79,7 @@ def in_stages(case: Case, run: Path, **plan: Any) -> dict[str, Any]:
     ("name", "steps"),
     [
         pytest.param(name, steps, marks=() if (name, steps) in quick else pytest.mark.thorough)
-        for quick in [{("adapters on 3, checkpointed", SHORT), ("adapters and model on 3, packed", SHORT)}]
+        for quick in [{("adapters and model on 3, packed", SHORT)}]
         for name in CASES
         for steps in (SHORT, LONG)
     ],

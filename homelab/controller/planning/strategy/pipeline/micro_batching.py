@@ -95,6 +95,8 @@ class MicroBatching:
 
     def seconds(self, rank: int, stage: int, layers: int) -> float:
         """What so many layers take of a step on this rank, as this stage."""
+        if self.streaming(rank, stage, layers, 1) is None:
+            return self.costs.work(layers, is_last=self._is_last(stage)) * sum(self._passes_s[rank])
         times = self._times_of(rank, stage, layers, 1)
         return sum(times.forward_s) + sum(times.backward_s)
 
@@ -107,8 +109,20 @@ class MicroBatching:
 
     def streaming(self, rank: int, stage: int, layers: int, in_flight: int) -> StreamingPlan | None:
         """What of so many layers comes from the rank's host; None where it has room for them, or no room even so."""
+        if not self.streams or not layers:
+            return None
+        asked = rank, stage, layers, in_flight
+        if asked not in self._streamings:
+            self._streamings[asked] = self._streaming_of(*asked)
+        return self._streamings[asked]
+
+    @cached_property
+    def _streamings(self) -> dict[tuple[int, int, int, int], StreamingPlan | None]:
+        return {}
+
+    def _streaming_of(self, rank: int, stage: int, layers: int, in_flight: int) -> StreamingPlan | None:
         available = self.slots[rank].memory()[0]
-        if not self.streams or available is None or not layers:
+        if available is None:
             return None
         if sum(item.size_bytes for item in self._resident(rank, stage, layers, in_flight, self.job.recipe.train)) <= available:
             return None
