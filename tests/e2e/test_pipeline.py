@@ -96,8 +96,8 @@ def test_no_node_can_hold_the_model(desk: Desk) -> None:
         assert code == -9, f"the kernel kills it\n{output}"
     code, output = train_alone(desk, "node4")
     assert code == 0, output
-    refused = desk.homelab("plan", "pipeline.toml", "--nodes", "node1", "--no-dry-run", code=None)
-    assert refused.returncode != 0 and "no rank has room" in refused.stderr + refused.stdout
+    (rank,) = desk.json("plan", "pipeline.toml", "--nodes", "node1", "--no-dry-run")["ranks"]
+    assert rank["streaming"]["layers"] > 0, "alone it would have layers on its disk"
 
 
 def test_it_trains_across_three_and_survives_a_dead_stage(desk: Desk) -> None:
