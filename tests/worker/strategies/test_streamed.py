@@ -65,7 +65,7 @@ def trained(run: Path, step: int) -> dict[str, torch.Tensor]:
     return load_file(run / "checkpoints" / f"step-{step:08d}" / "trainable.safetensors")
 
 
-QUICK = ("qlora alone, all layers, all passes at once", "qlora, pipeline of 3, all of the middle one")
+QUICK = ("qlora, pipeline of 3, all of the middle one",)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in CASES])

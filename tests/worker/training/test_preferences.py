@@ -93,9 +93,9 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 
 # What differs in them is tried by others, each alone.
 RARE = (
-    "orpo in 2 stages, all weights",
+    "orpo in 2 stages, all weights", "kto in 3 stages", "simpo on 3", "ipo on 3", "ipo of all weights by fsdp on 2, checkpointed, fused loss", "dpo by zero3 on 3",
     "reward of all weights by fsdp on 2", "reward by zero2 on 3, one idle", "kto by zero2 on 3, one idle", "kto of all weights by fsdp on 2", "reward in 3 stages",
-    "dpo in 3 stages", "orpo by hsdp on 2 and 2", "simpo of all weights by zero2 on 2, checkpointed",
+    "orpo by hsdp on 2 and 2", "simpo of all weights by zero2 on 2, checkpointed",
 )  # fmt: skip
 
 

@@ -139,6 +139,7 @@ def without_layers() -> int:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.thorough
 def test_killed_and_gone_on_with_another_cut(
     forks: harness.Forks, alone: Callable[[str, int], Path], tmp_path: Path, deep: Path, data: Path
 ) -> None:

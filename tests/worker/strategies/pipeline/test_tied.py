@@ -192,6 +192,7 @@ def with_a_bit() -> int:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.thorough
 def test_killed_and_gone_on_with_another_cut_and_another_strategy(
     forks: harness.Forks, reference: Reference, tmp_path: Path, tied: Path, data: Path
 ) -> None:
