@@ -1,4 +1,4 @@
-"""A model that a node cannot hold, nor two of them together, trains on them: real limits of memory, layers from the disk, a killed rank, a chat."""
+"""A model that a node cannot hold trains on it: a real limit of memory, layers from the disk, a killed rank, a chat."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ every_steps = 3
 [tracking]
 tensorboard = false
 """
-# In fp32 the model and its training hold 1.35 GB on one node. Two of 1.1 GB have room for 23 of its 30 layers.
-LIMITS_GB = {"resident": (4.0,), "alone": (1.25,), "pipeline": (1.098, 1.098)}
+# In fp32 the model and its training hold 1.35 GB on one node.
+LIMITS_GB = {"resident": (4.0,), "alone": (1.25,)}
 
 
 @pytest.mark.skipif(not Path(REAL, "config.json").is_file(), reason="HOMELAB_MODEL names no model")
@@ -65,10 +65,9 @@ def test_a_model_that_no_node_can_hold_trains_is_killed_recovers_and_answers(tmp
             run.wait_for_end(1 if name == "resident" else 2, nodes=len(memory_gb), timeout_s=600)
             assert desk.json("status", run.name)["state"] == "done", run.logs(1)
             losses[name] = run.losses()
-            if name == "pipeline":
+            if name == "alone":
                 assert desk.homelab("chat", run.name, "--prompt", "Say the number 7 like a pirate.", timeout_s=300).stdout.strip()
-    for name in ("alone", "pipeline"):
-        assert losses[name] == pytest.approx(losses["resident"], rel=1e-5), losses
+    assert losses["alone"] == pytest.approx(losses["resident"], rel=1e-5)
 
 
 def _kill(lab: Lab, run: Run, node: str) -> None:
