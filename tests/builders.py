@@ -191,6 +191,7 @@ def run_folder(parent: Path, name: str = RUN, *, recipe: Recipe | None = None, p
             "moment": MOMENT,
             "rows": 2,
             "draws": 2,
+            "experts_in_4_bits": True,
             "recipe_file": "recipe.toml",
             "recipe": law,
             "data": {},

@@ -87,6 +87,7 @@ def task_of(run_dir: Path, nodes: Sequence[str] = ("here",), *, rank: int = 0, p
         "recipe": resolved_recipe(**changes),
         "recipe_hash": "r1",
         "draws": 2,
+        "experts_in_4_bits": True,
         "moment": "2026-11-26T12:00:00+00:00",
         "data": {"train": {"path": "/d/chats.jsonl", "kind": "file"}, "eval": None},
     }
@@ -106,6 +107,7 @@ def make_run(folder: Path, model: Path, data: Path, *, eval_data: Path | None = 
         "moment": "2026-11-26T12:00:00+00:00",
         "rows": 2,
         "draws": 2,
+        "experts_in_4_bits": True,
         "recipe": recipe,
         "recipe_hash": digest,
         "data": sources,

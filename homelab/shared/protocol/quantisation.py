@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 NF4, INT8 = "nf4", "int8"
+EXPERTS_KEY = "experts_in_4_bits"  # of a run.json; where it is missing, a base in 4 bits had its routed experts in 16
 NF4_BLOCK, NF4_DOUBLE_BLOCK = 64, 256  # weights with one 8-bit scale, and such scales with one in fp32
 NF4_BYTES = 0.5 + 1 / NF4_BLOCK + 4 / (NF4_BLOCK * NF4_DOUBLE_BLOCK)
 _SCALE_BYTES = 4

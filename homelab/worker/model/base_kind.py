@@ -10,7 +10,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -152,6 +152,19 @@ def _again(error: Exception, path: str) -> NoReturn:
     if known is error:
         raise error
     raise known from error
+
+
+def whole(loaded: tuple[Any, Mapping[str, Any]], path: str) -> Any:
+    """The model of what transformers loaded with its report, the whole or a stage. Raises WorkerError where the files lack some of its weights:
+    transformers makes random ones in their place, others on every rank."""
+    model, info = loaded
+    if info["mismatched_keys"]:
+        sizes = [(str(name), tuple(stored), tuple(wanted)) for name, stored, wanted in info["mismatched_keys"]]
+        raise of_other_sizes(sizes, path)
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise lacks(missing, type(model).__name__, path, model.config.architectures)
+    return model
 
 
 def lacks(missing: Sequence[str], built: str, path: str, classes: Sequence[str] | None) -> WorkerError:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from homelab.shared.protocol.quantisation import INT8, NF4
+from homelab.shared.protocol.quantisation import EXPERTS_KEY, INT8, NF4
 from homelab.shared.recipe import Method
 from homelab.worker.errors import WorkerError
 from homelab.worker.model import adapted as adapted_parts
@@ -27,6 +27,7 @@ from homelab.worker.model import (
     score_head,
     stored_weights,
     trained_weights,
+    weight_digests,
 )
 from homelab.worker.model.pretrained import DTYPES, WHOLE, LoadedPart, from_pretrained
 from homelab.worker.runtime.task import Task
@@ -150,6 +151,13 @@ def _load_base(task: Task, path: str, note: Note, part: LoadedPart = WHOLE) -> A
     if held is not None:
         from homelab.worker.model import experts_loading
 
+        if weight_digests.quantised_experts(model) and not task.run.get(EXPERTS_KEY):
+            raise WorkerError(
+                "this run began with the experts of its base in 16 bits, and this version holds them in 4: it would go on as another training",
+                where=f"run {task.run_dir.name}",
+                hint="launch the recipe again as a new run; or go on with the version of homelab that began it",
+                needs_launch=True,
+            )
         left = experts_loading.words_of_unquantised(model, held, task.precision, is_stored=found is not None)
         if left:
             note(left)
@@ -198,7 +206,7 @@ def load_base(
     with _holding_experts(quantisation == NF4 and (stored is None or quantised_cache.is_stored(path))):
         if reader is None:
             options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
-            model = _whole(from_pretrained(AutoModelForCausalLM, path, **options), path)
+            model = base_kind.whole(from_pretrained(AutoModelForCausalLM, path, **options), path)
         else:
             model = reader(path, **options)
     stored_weights.widen(model, stored, dtype)
@@ -224,18 +232,6 @@ def _holding_experts(in_4_bits: bool) -> contextlib.AbstractContextManager[None]
     from homelab.worker.model import experts_loading
 
     return experts_loading.quantising()
-
-
-def _whole(loaded: tuple[Any, dict[str, Any]], path: str) -> Any:
-    """The model that was loaded. Raises WorkerError where the files lack some of its weights: transformers makes random ones in their place, others on every rank."""
-    model, info = loaded
-    if info["mismatched_keys"]:
-        sizes = [(str(name), tuple(stored), tuple(wanted)) for name, stored, wanted in info["mismatched_keys"]]
-        raise base_kind.of_other_sizes(sizes, path)
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise base_kind.lacks(missing, type(model).__name__, path, model.config.architectures)
-    return model
 
 
 def enable_checkpointing(model: Any) -> None:

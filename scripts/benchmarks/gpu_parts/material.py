@@ -123,6 +123,7 @@ def run(folder: Path, of: Path, data: Path, **changes: Any) -> Path:
         "moment": "2026-11-26T12:00:00+00:00",
         "rows": 2,
         "draws": 2,
+        "experts_in_4_bits": True,
         "recipe": recipe,
         "recipe_hash": digest,
         "data": {"train": source, "eval": None},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import shutil
@@ -225,6 +226,15 @@ def test_a_form_that_stays_in_16_bits_is_named_with_its_size(kind: str, tmp_path
         if ".experts." in name and weight.dtype == torch.bfloat16 and weight.dim() > 1
     )
     assert sum(f"the routed experts of {layers} layers stay in bf16" in line and classes in line for line in said) == 1, said
+
+
+def test_a_run_that_began_with_experts_in_16_bits_does_not_go_on_with_4(tmp_path: Path) -> None:
+    for kind, is_refused in (("qwen3_moe", True), ("gpt_oss", False)):
+        plain(kind, tmp_path / kind)
+        task = harness.task_of(tmp_path / "runs" / kind, model__name=str(tmp_path / kind), method__kind="qlora")
+        del task.run[quantisation.EXPERTS_KEY]
+        with pytest.raises(WorkerError, match="began with the experts of its base in 16 bits") if is_refused else contextlib.nullcontext():
+            build._load_base(task, str(tmp_path / kind), lambda _: None)
 
 
 def test_files_that_others_quantised_are_read_as_they_are(tmp_path: Path) -> None:

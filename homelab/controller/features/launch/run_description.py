@@ -18,7 +18,7 @@ from homelab.controller.planning.types import Plan
 from homelab.controller.remote import ship
 from homelab.controller.run import fingerprint, run_record
 from homelab.shared.law import model_chance
-from homelab.shared.protocol import profile_files, row_forms
+from homelab.shared.protocol import profile_files, quantisation, row_forms
 
 
 def describe(prepared: Prepared, cluster: Cluster, plan: Plan) -> dict[str, Any]:
@@ -46,6 +46,7 @@ def describe(prepared: Prepared, cluster: Cluster, plan: Plan) -> dict[str, Any]
         **({profile_files.REQUEST: asdict(prepared.profiled)} if prepared.profiled else {}),
         row_forms.RULES_KEY: row_forms.RULES,
         model_chance.DRAWS_KEY: model_chance.DRAWS,
+        quantisation.EXPERTS_KEY: True,
         "recipe_hash": prepared.recipe.law_hash(digests),
         "data": described,
         "model": fingerprint.model_record(

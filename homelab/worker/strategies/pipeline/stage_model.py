@@ -14,6 +14,7 @@ import torch
 
 from homelab.shared.law.stage import ROUTER_LOSS_OFF, Stage, why_not_in_stages
 from homelab.worker.errors import WorkerError
+from homelab.worker.model import base_kind
 from homelab.worker.model.layer_major import StandIn
 
 _WHERE = "[model] name in the recipe"
@@ -66,7 +67,8 @@ def load(path: str, *, stage: Stage, dtype: torch.dtype, scores: bool = False, *
         (whole,),
         {"__init__": build, "__module__": whole.__module__, **({} if stage.is_last else {"forward": forward}), **not_own},
     )
-    model = from_pretrained(own, path, config=own_config, dtype=dtype, **options)
+    report = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    model = base_kind.whole(from_pretrained(own, path, config=own_config, dtype=dtype, **options, **report), path)
     _say_tied(model.config, ties)  # what the whole model is, as it is saved
     check(model)
     return model

@@ -127,3 +127,26 @@ def test_every_stage_says_of_its_embeddings_what_the_whole_model_is(scores: bool
     if not scores:
         assert stages[2].lm_head.weight is stages[2].model.embed_tokens.weight is stage_model.table_of(stages[2])[1]
         assert stages[2].lm_head.weight.equal(stages[0].model.embed_tokens.weight)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_files_that_lack_a_weight_are_no_stage_with_random_numbers(streamed: bool, saved: Saved) -> None:
+    """transformers would draw it, another one at every start and on every machine."""
+    from safetensors.torch import load_file, save_file
+
+    from homelab.worker.model.host_layers import HostLayers
+    from homelab.worker.strategies.pipeline import streamed_stage
+
+    folder = saved("llama", **SMALL)
+    (file,) = folder.glob("*.safetensors")
+    weights = load_file(file)
+    name = "model.layers.2.mlp.up_proj.weight"
+    save_file({key: value for key, value in weights.items() if key != name}, file, metadata={"format": "pt"})
+    half = Stage(number=1, count=2, begin=2, end=4, layers=LAYERS)
+    with pytest.raises(WorkerError, match=f"the files lack {name}"):
+        if streamed:
+            streamed_stage.load(str(folder), stage=half, host=HostLayers(torch.device("cpu")), count=2, dtype=torch.float32)
+        else:
+            stage_model.load(str(folder), stage=half, dtype=torch.float32)
+    first = Stage(number=0, count=2, begin=0, end=2, layers=LAYERS)
+    stage_model.load(str(folder), stage=first, dtype=torch.float32)  # what it lacks is elsewhere
