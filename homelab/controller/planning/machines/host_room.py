@@ -27,6 +27,10 @@ class HostRoom:
     bytes_free: int | None
     bytes_per_s: float
 
+    def held_bytes(self, blocks: int, block_bytes: int) -> int:
+        """What so many blocks take there. torch rounds a block of pinned memory up to a power of two (aten/src/ATen/core/CachingHostAllocator.h)."""
+        return blocks * (1 << (block_bytes - 1).bit_length() if self.kind == "memory" else block_bytes)
+
     def takes(self, size_bytes: float) -> bool:
         """Whether so much has room; yes where it is not known."""
         return self.bytes_free is None or size_bytes <= self.bytes_free

@@ -138,8 +138,8 @@ class MicroBatching:
             layer_bytes=self._layer_bytes,
             bytes_per_s=room.bytes_per_s,
         )
-        inputs_bytes = 0 if self._kept_layers(layers) else layers * in_flight * self._boundary_bytes(rank)
-        return streaming if room.takes(streaming.host_bytes + inputs_bytes) else None
+        inputs_bytes = 0 if self._kept_layers(layers) else room.held_bytes(layers * in_flight, self._boundary_bytes(rank))
+        return streaming if room.takes(room.held_bytes(count, self._layer_bytes) + inputs_bytes) else None
 
     def _resident(self, rank: int, stage: int, layers: int, in_flight: int, train: Train) -> tuple[MemoryItem, ...]:
         setup, part = ranks.setup_of(self.job, self.slots[rank], self.rows), Part(layers, stage == 0, self._is_last(stage))

@@ -38,7 +38,10 @@ class OneCard:
         """This card in place of a pipeline of so many tokens per second, if it is faster."""
         if self.tokens_per_s <= tokens_per_s:
             return None
-        streamed = f" with {gigabytes(self.streamed_bytes, '.2g')} GB of layers from its host's memory" if self.streaming else ""
+        streamed = ""
+        if self.streaming is not None:
+            rate = f"{self.streaming.bytes_per_s / 1e9:.0f} GB/s assumed"
+            streamed = f" with {gigabytes(self.streamed_bytes, '.2g')} GB of layers from its host's memory ({rate})"
         because = f"alone{streamed} it does {self.tokens_per_s:.0f} tokens/s, as a pipeline all do {tokens_per_s:.0f}"
         return FewerNodes(nodes=(self.node,), edit=f"stay on {self.node}", because=because)
 

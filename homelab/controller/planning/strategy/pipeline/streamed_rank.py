@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 
 from homelab.controller.base.units import gigabytes
@@ -50,14 +51,18 @@ def layer_bytes_of(job: TrainingJob) -> int:
 
 
 def why_hosts_do_not_help(job: TrainingJob) -> str:
-    """The end of an error about memory: why no layer comes from a host, or what room the hosts have. Empty where nobody asked them."""
+    """The end of an error about memory: why no layer comes from a host, or what room the hosts have beside what a device must hold itself. Empty where
+    nobody asked them."""
     reason = why_not(job)
     if reason is not None:
         return f"; layers cannot come from a host: {reason}"
     slots = job.machines.slots
     rooms = {slot.node.name: host_room.of(slot, 1) for slot in slots}
     known = [f"{gigabytes(room.bytes_free)} GB of {room.kind} on {name}" for name, room in rooms.items() if room.bytes_free is not None]
-    return f"; the hosts have room for {', '.join(known)}, which is too little for the rest" if known else ""
+    if not known:
+        return ""
+    stays = "a device must hold embeddings, head, adapters and two layers itself"
+    return f"; layers from the hosts do not help: these have room for {', '.join(known)}, and {stays}"
 
 
 def alone(job: TrainingJob) -> Assignment | None:
@@ -96,20 +101,19 @@ def _with_rows(job: TrainingJob, slot: RankSlot, rows: int) -> StreamedRank | No
     if sum(item.size_bytes for item in resident) <= available_bytes:
         return StreamedRank(slot, rows, MemoryEstimate(items=resident, available_bytes=available_bytes), None, compute_s)
     room = host_room.of(slot, 1)
-    layer_bytes = layer_bytes_of(job)
-    boundary_bytes = streamed_memory.boundary_bytes(shape, train, setup)
+    layer_bytes, boundary_bytes = layer_bytes_of(job), streamed_memory.boundary_bytes(shape, train, setup)
     items = rank_memory.estimate(shape, method, dataclasses.replace(train, gradient_checkpointing=True), setup)
     kept_layers = 0 if slot.device == "cuda" else shape.layers
     group = max(1, min(len(passes), _GROUPS_BYTES // (shape.layers * boundary_bytes)))
-    while True:
-        changed = streamed_memory.on_device(items, layer_bytes, boundary_bytes, 0, group, kept_layers)
-        count = streamed_memory.fewest(changed, layer_bytes, available_bytes, shape.layers)
-        if count is not None or group == 1:
+    while True:  # smaller groups need less of the device and of the host
+        on_device = functools.partial(streamed_memory.on_device, items, layer_bytes, boundary_bytes, group=group, kept_layers=kept_layers)
+        count = streamed_memory.fewest(on_device(0), layer_bytes, available_bytes, shape.layers)
+        inputs_bytes = 0 if kept_layers else room.held_bytes(shape.layers * group, boundary_bytes)
+        if count and room.takes(room.held_bytes(count, layer_bytes) + inputs_bytes):
             break
+        if group == 1:
+            return None
         group = -(-group // 2)
-    if not count:
-        return None
-    held = streamed_memory.on_device(items, layer_bytes, boundary_bytes, count, group, kept_layers)
     streaming = StreamingPlan(
         layers=count,
         group=group,
@@ -118,8 +122,5 @@ def _with_rows(job: TrainingJob, slot: RankSlot, rows: int) -> StreamedRank | No
         layer_bytes=layer_bytes,
         bytes_per_s=room.bytes_per_s,
     )
-    inputs_bytes = 0 if kept_layers else shape.layers * group * boundary_bytes
-    if not room.takes(streaming.host_bytes + inputs_bytes):
-        return None
-    memory = MemoryEstimate(items=held, available_bytes=available_bytes)
+    memory = MemoryEstimate(items=on_device(count), available_bytes=available_bytes)
     return StreamedRank(slot, rows, memory, streaming, streaming.step_s(compute_s, len(passes)))
