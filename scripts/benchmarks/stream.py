@@ -135,16 +135,7 @@ def by_layer(
     passes = LayerMajor(decoder, range(len(decoder.layers)), host, lambda: _autocast(batches[0], dtype), torch.manual_seed, lambda: None)
     for begin in range(0, len(batches), group):
         some = batches[begin : begin + group]
-        hidden, begun = passes.forward(some, [1] * len(some))
-        gradients = []
-        for batch, last in zip(some, hidden, strict=True):
-            leaf = last.detach().requires_grad_()
-            with passes.behind(leaf), _autocast(batch, dtype):
-                loss = of(**batch, num_items_in_batch=_COUNT).loss
-            loss.backward()
-            assert leaf.grad is not None
-            gradients.append(leaf.grad)
-        passes.backward(begun, gradients)
+        passes.train(some, [1] * len(some), lambda batch: of(**batch, num_items_in_batch=_COUNT).loss, torch.Tensor.backward)
 
 
 def _autocast(batch: dict[str, torch.Tensor], dtype: torch.dtype) -> Any:

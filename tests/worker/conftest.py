@@ -45,3 +45,14 @@ def forks() -> Iterator[harness.Forks]:
     parent = harness.Forks()
     yield parent
     parent.close()
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other cost a busy machine far more than tiny tensors."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

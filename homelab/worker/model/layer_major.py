@@ -69,6 +69,28 @@ class LayerMajor:
     seed: Callable[[int], None]
     after_layer: Callable[[], None]
 
+    def train(
+        self,
+        batches: Sequence[Batch],
+        seeds: Sequence[int],
+        loss_of: Callable[[Batch], torch.Tensor],
+        backward: Callable[[torch.Tensor], None],
+    ) -> list[torch.Tensor]:
+        """All passes of a group whose loss is computed here: the loss of each micro-batch, after `backward` was called with it."""
+        losses, gradients = [], []
+        hidden, group = self.forward(batches, seeds)
+        for batch, seed, last in zip(batches, seeds, hidden, strict=True):
+            leaf = last.detach().requires_grad_()
+            self.seed(seed)
+            with self.behind(leaf), self.context():
+                loss = loss_of(batch)
+            backward(loss)
+            losses.append(loss.detach())
+            gradients.append(torch.zeros_like(last) if leaf.grad is None else leaf.grad)
+            self.after_layer()
+        self.backward(group, gradients)
+        return losses
+
     def forward(self, batches: Sequence[Batch], seeds: Sequence[int]) -> tuple[list[torch.Tensor], Group]:
         """The hidden states behind the last layer, without a graph, and what their backward pass needs."""
         group = Group(seeds, [self._enter(batch, seed) for batch, seed in zip(batches, seeds, strict=True)])

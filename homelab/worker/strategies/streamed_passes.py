@@ -23,35 +23,25 @@ def run(trainer: Any, model: Any, item: Any, count: torch.Tensor, group: int) ->
     passes = LayerMajor(
         decoder, range(len(decoder.layers)), host, trainer.compute_loss_context_manager, layer_seeds.begin, trainer.hooks.after_pass
     )
+
+    def loss_of(batch: Batch) -> torch.Tensor:
+        loss: torch.Tensor = trainer.compute_loss(model, batch, num_items_in_batch=count)
+        return loss
+
     seconds: list[float] = []
     summed = torch.zeros((), dtype=torch.float64, device=trainer.args.device)
     work = zip(item.micro_batches, item.seeds, strict=True)
     while some := list(itertools.islice(work, group)):
         began_s = time.perf_counter()
         batches = [trainer._prepare_inputs(batch) for batch, _ in some]
-        summed += _group(trainer, model, passes, batches, [seed for _, seed in some], count)
+        losses = passes.train(batches, [seed for _, seed in some], loss_of, trainer.accelerator.backward)
+        for loss in losses:
+            summed += loss
         if trainer.clock.cuda:
             torch.cuda.current_stream(trainer.args.device).synchronize()
         seconds += _divided(time.perf_counter() - began_s, batches)
     trainer.clock.count_passes(seconds, 0.0)
     return float(summed)
-
-
-def _group(trainer: Any, model: Any, passes: LayerMajor, batches: list[Batch], seeds: list[int], count: torch.Tensor) -> torch.Tensor:
-    hidden, group = passes.forward(batches, seeds)
-    gradients = []
-    summed = torch.zeros((), dtype=torch.float64, device=trainer.args.device)
-    for batch, seed, last in zip(batches, seeds, hidden, strict=True):
-        leaf = last.detach().requires_grad_()
-        layer_seeds.begin(seed)
-        with passes.behind(leaf), trainer.compute_loss_context_manager():
-            loss = trainer.compute_loss(model, batch, num_items_in_batch=count)
-        trainer.accelerator.backward(loss)
-        summed += loss.detach()
-        gradients.append(torch.zeros_like(last) if leaf.grad is None else leaf.grad)
-        trainer.hooks.after_pass()
-    passes.backward(group, gradients)
-    return summed
 
 
 def _divided(seconds: float, batches: list[Batch]) -> list[float]:

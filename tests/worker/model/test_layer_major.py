@@ -6,7 +6,6 @@ import contextlib
 import errno
 import gc
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from homelab.worker.strategies.pipeline import streamed_stage
 from homelab.worker.strategies.pipeline.stage_model import decoder_of
 from tests.worker import harness
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
 LAYERS, BATCHES, STEPS = 8, 4, 3
 COUNT = torch.tensor(300)
 
@@ -32,14 +31,6 @@ COUNT = torch.tensor(300)
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return harness.tiny_llama(tmp_path_factory.mktemp("deep") / "tiny-llama", hidden=64, intermediate=128, layers=LAYERS)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def adapted(files: Path, how: str | None, host: HostLayers | None = None, count: int = 0) -> Any:
@@ -94,16 +85,8 @@ def by_layer(model: Any, host: HostLayers, given: list[dict[str, torch.Tensor]],
     summed = 0.0
     for begin in range(0, len(given), group):
         some = given[begin : begin + group]
-        hidden, begun = passes.forward(some, [1] * len(some))
-        gradients = []
-        for batch, last in zip(some, hidden, strict=True):
-            leaf = last.detach().requires_grad_()
-            with passes.behind(leaf):
-                loss = model(**batch, num_items_in_batch=COUNT).loss
-            loss.backward()
-            summed += float(loss)
-            gradients.append(leaf.grad)
-        passes.backward(begun, gradients)
+        losses = passes.train(some, [1] * len(some), lambda batch: model(**batch, num_items_in_batch=COUNT).loss, torch.Tensor.backward)
+        summed += sum(map(float, losses))
     return summed
 
 

@@ -26,7 +26,7 @@ from homelab.worker.tools import footprint, memory_dry_run
 from tests.worker import harness
 from tests.worker.model.test_adapter_targets import FAMILIES
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
 
 # 36 x 11 weights are no whole number of blocks of 64, and 22 x 36 are neither.
 RAGGED = ("qwen3_moe", {**FAMILIES["qwen3_moe"][0], "hidden_size": 36, "moe_intermediate_size": 11})
@@ -37,14 +37,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 STAYING = ("gpt_oss", "llama4_text")
 TOKENS = torch.arange(1, 30).unsqueeze(0)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def plain(kind: str, folder: Path, **changes: Any) -> Any:
