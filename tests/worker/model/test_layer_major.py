@@ -33,7 +33,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return harness.tiny_llama(tmp_path_factory.mktemp("deep") / "tiny-llama", hidden=64, intermediate=128, layers=LAYERS)
 
 
-def adapted(files: Path, how: str | None, host: HostLayers | None = None, count: int = 0) -> Any:
+def adapted(files: Path, how: str | None, host: HostLayers | None = None, count: int = 0, targets: Any = "all-linear") -> Any:
     """The model with adapters that answer something, and its streamed layers."""
     reader = None
     if host is not None:
@@ -44,10 +44,10 @@ def adapted(files: Path, how: str | None, host: HostLayers | None = None, count:
     model = build.load_base(str(files), None, how, torch.float32, None, "here", reader)
     model.config.use_cache = False
     build.enable_checkpointing(model)
-    model = build.add_adapters(model, Method(kind="lora", rank=4, alpha=8), 1)
+    model = build.add_adapters(model, Method(kind="lora", rank=4, alpha=8, targets=targets), 1)
     drawn = torch.Generator().manual_seed(3)
     for name, parameter in model.named_parameters():
-        if "lora_B" in name:  # from zeros, half of all gradients would be zero whatever else is wrong
+        if "lora_B" in name or "lora_embedding_A" in name:  # from zeros, half of all gradients would be zero whatever else is wrong
             parameter.data.normal_(generator=drawn)
     return model.train()
 
@@ -204,3 +204,13 @@ def test_a_layer_computes_twice_forward(files: Path) -> None:
     decoder_of(streamed).layers[4].mlp.register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
     by_layer(streamed, host, batches(), BATCHES)
     assert calls == [False] * BATCHES + [True] * BATCHES
+
+
+def test_what_is_trained_before_and_behind_the_layers_learns_too(files: Path) -> None:
+    targets = ["embed_tokens", "q_proj", "lm_head"]
+    model = adapted(files, NF4, targets=targets)
+    resident = stepped(model, lambda: in_order(model, batches()))
+    host = HostLayers(torch.device("cpu"), in_turn=True)
+    streamed = adapted(files, NF4, host, LAYERS, targets)
+    assert differing(resident, stepped(streamed, lambda: by_layer(streamed, host, batches(), 2))) == []
+    assert all(float(gradient.abs().max()) > 0 for gradient in resident[0][1].values())

@@ -71,8 +71,11 @@ def one(
     return trained
 
 
+FROM_HOSTS = [{"layers": layers, "group": 2, "places": 2, "host": "memory"} for layers in (2, 1)]
+STREAMED = tuple(f"{kind} with layers from the hosts of 2" for kind in KINDS)
 CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     **{f"{kind} on 3": (kind, "lora", {"shares": [6, 4, 2], "micro_batch": [1, 2, 3]}, {}) for kind in KINDS},
+    **{name: (name.split()[0], "lora", {"shares": [8, 4], "micro_batch": [2, 3], "streaming": FROM_HOSTS}, {}) for name in STREAMED},
     "dpo by zero2 on 3, one idle": ("dpo", "lora", {"shares": [8, 4, 0], "micro_batch": [3, 1, 2], "strategy": "zero2"}, {}),
     "dpo of all weights on 2, fused loss": ("dpo", "full", {"shares": [7, 5], "micro_batch": [2, 3]}, {"train__fused_loss": True}),
     "orpo on 2, fused loss, one idle": ("orpo", "lora", {"shares": [12, 0], "micro_batch": [5, 1]}, {"train__fused_loss": True}),
@@ -93,6 +96,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
 
 # What differs in them is tried by others, each alone.
 RARE = (
+    *STREAMED,
     "orpo in 2 stages, all weights", "kto in 3 stages", "simpo on 3", "ipo on 3", "ipo of all weights by fsdp on 2, checkpointed, fused loss", "dpo by zero3 on 3",
     "reward of all weights by fsdp on 2", "reward by zero2 on 3, one idle", "kto by zero2 on 3, one idle", "kto of all weights by fsdp on 2", "reward in 3 stages",
     "orpo by hsdp on 2 and 2", "simpo of all weights by zero2 on 2, checkpointed",
