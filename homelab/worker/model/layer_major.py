@@ -69,6 +69,10 @@ class LayerMajor:
     seed: Callable[[int], None]
     after_layer: Callable[[], None]
 
+    def __post_init__(self) -> None:
+        for number in self.numbers:  # each is computed again here, and torch's checkpointing would do it once more
+            self.decoder.layers[number].gradient_checkpointing = False
+
     def train(
         self,
         batches: Sequence[Batch],
@@ -150,7 +154,7 @@ class LayerMajor:
     def _through(self, number: int, place: int, group: Group, index: int, hidden: torch.Tensor) -> torch.Tensor:
         arguments, named = group.given[index].others[place]
         self.seed(group.seeds[index])
-        with self.context(), _kept_whole(self.decoder.layers[number]):
+        with self.context():
             left = self.decoder.layers[number](hidden, *arguments, **named)
         result: torch.Tensor = left[0] if isinstance(left, tuple) else left
         return result
@@ -191,19 +195,6 @@ class _Noting(StandIn):
             self.given.entered = hidden_states
         self.given.others.append((arguments, named))
         return hidden_states
-
-
-@contextlib.contextmanager
-def _kept_whole(layer: Any) -> Iterator[None]:
-    """While it lasts, the layer keeps its activations: it is computed again here already, and torch's checkpointing would do it once more."""
-    was = getattr(layer, "gradient_checkpointing", False)
-    if was:
-        layer.gradient_checkpointing = False
-    try:
-        yield
-    finally:
-        if was:
-            layer.gradient_checkpointing = True
 
 
 def _plain(entered: torch.Tensor | None) -> torch.Tensor:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from homelab.worker.training import speed_profile
 from tests.worker import harness
 from tests.worker.training.test_exactness import COMMON, LENGTH, SHORT
 
@@ -106,3 +107,12 @@ def test_a_streamed_run_goes_on_with_resident_layers(forks: harness.Forks, tmp_p
     losses = {step: loss for attempt in (1, 2, 3) for step, loss in harness.losses(parts, attempt).items()}
     assert losses == pytest.approx(harness.losses(one, 1), rel=1e-6)
     assert harness.relative_error(trained(parts, SHORT), trained(one, SHORT)) <= 1e-5
+
+
+def test_what_waited_for_the_host_is_no_speed(tmp_path: Path) -> None:
+    """The next plan would take the machine for a slow one."""
+    rank = {"rank": 0, "node": "here", "share": 12, "streaming": of(2)}
+    task = harness.task_of(tmp_path / "runs" / "one", plan={"ranks": [rank]})
+    nobody: Any = None  # whatever it asked of a trainer would be an error
+    speed_profile.keep(task, nobody, nobody, None, None)
+    assert not speed_profile.path_of(task).exists()

@@ -130,6 +130,16 @@ def skipping() -> int:
     return asked()
 
 
+def streaming() -> int:
+    """The same, which ends with an error if nothing came from the host."""
+    from homelab.worker.model.host_layers import HostLayers
+
+    loads, load = [], HostLayers._load
+    HostLayers._load = lambda self, *where: loads.append(where) or load(self, *where)
+    code = asked()
+    return code if loads else 99
+
+
 def forgetting() -> int:
     """The same with stages that take every token for the first one of the answer."""
     from homelab.worker.strategies.pipeline import generation
@@ -149,6 +159,11 @@ def test_the_answer_is_that_of_the_whole_model(run: Path, forks: harness.Forks) 
     assert answers(across(forks, run, 8, [5, 7], base=True)) == [base]
     (run / "final").rename(run / "not yet")
     assert answers(across(forks, run, 9, [5, 7])) == [of_the_whole(run)], "the newest checkpoint"
+
+
+def test_stages_with_layers_from_the_host_answer_the_same(run: Path, forks: harness.Forks) -> None:
+    streamed = [{"layers": layers, "group": 1, "places": 2, "host": "disk"} for layers in (3, 7)]
+    assert answers(across(forks, run, 2, [5, 7], streaming=streamed, entry="streaming")) == [of_the_whole(run)]
 
 
 def test_final_of_a_pipeline_is_the_whole_adapter(run: Path, forks: harness.Forks, tmp_path: Path, deep: Path, data: Path) -> None:
