@@ -6,7 +6,7 @@ a load serves the whole group twice where it lies at the turn, and once in each 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 MEMORY, DISK = "memory", "disk"
@@ -28,11 +28,6 @@ def streamed(begin: int, end: int, count: int) -> tuple[int, ...]:
     layers = end - begin
     assert 0 <= count <= layers, (begin, end, count)
     return tuple(begin + place for place in range(layers) if (place + 1) * count // layers > place * count // layers)
-
-
-def visits(layers: Sequence[int]) -> list[int]:
-    """The streamed layers of a group's forward and backward pass, in the order in which they compute."""
-    return [*layers, *reversed(layers)]
 
 
 class PlaceBook:
@@ -72,18 +67,3 @@ class PlaceBook:
 def _next_use(layer: int | None, upcoming: Sequence[int]) -> int:
     """How many computations away this layer is; beyond all of them where it is not among them."""
     return upcoming.index(layer) if layer is not None and layer in upcoming else len(upcoming) + (layer is None)
-
-
-def loads(layers: Sequence[int], places: int, groups: int) -> int:
-    """Loads of a step of so many groups, from empty places: 2 S - P in the first one and 2 S - 2 P in each later one, of S layers and P places."""
-    book, order = PlaceBook(places), _walk([visits(layers)] * groups)
-    for layer, upcoming in order:
-        if book.place_of(layer) is None:
-            book.taken_for(layer, upcoming)
-        book.next_load(layer, upcoming)
-    return book.loads
-
-
-def _walk(groups: Iterable[Sequence[int]]) -> list[tuple[int, list[int]]]:
-    whole = [layer for group in groups for layer in group]
-    return [(layer, whole[number + 1 :]) for number, layer in enumerate(whole)]

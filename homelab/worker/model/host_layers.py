@@ -51,7 +51,6 @@ class HostLayers:
     layers: dict[int, StoredLayer] = field(default_factory=dict)
     upcoming: list[int] = field(default_factory=list)
     has_graph: bool = False
-    loaded_bytes: int = 0
 
     def __post_init__(self) -> None:
         self.book = PlaceBook(self.places)
@@ -139,7 +138,6 @@ class HostLayers:
             place.block.fill_(_POISON)
             place.block = torch.empty_like(place.block)
         place.layer = number
-        self.loaded_bytes += layer.block.numel()
         there = place.block[: layer.block.numel()]
         if self._stream is None:
             assert self._thread is not None

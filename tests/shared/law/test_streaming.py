@@ -19,11 +19,21 @@ def test_streamed_layers_are_spread(begin: int, end: int, count: int) -> None:
         assert max(gaps) - min(gaps) <= 1
 
 
+def loads(count: int, places: int, groups: int) -> int:
+    """From empty places: what lies there at the turn and at the end of a group need not come again."""
+    held = min(places, count)
+    return (2 * count - held) + (groups - 1) * (2 * count - 2 * held)
+
+
 @pytest.mark.parametrize(("count", "places", "groups"), itertools.product([1, 2, 3, 8, 23], [1, 2, 3], [1, 2, 5]))
 def test_loads_are_the_formula(count: int, places: int, groups: int) -> None:
-    layers = streaming.streamed(0, 30, count)
-    held = min(places, count)
-    assert streaming.loads(layers, places, groups) == (2 * count - held) + (groups - 1) * (2 * count - 2 * held)
+    layers, book = streaming.streamed(0, 30, count), PlaceBook(places)
+    whole = [layer for _ in range(groups) for layer in (*layers, *reversed(layers))]
+    for number, layer in enumerate(whole):
+        if book.place_of(layer) is None:
+            book.taken_for(layer, whole[number + 1 :])
+        book.next_load(layer, whole[number + 1 :])
+    assert book.loads == loads(count, places, groups)
 
 
 def test_a_layer_that_is_needed_sooner_stays() -> None:

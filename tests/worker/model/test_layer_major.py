@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from homelab.shared.law import streaming
 from homelab.shared.protocol.quantisation import INT8, NF4
 from homelab.shared.recipe import Method
 from homelab.worker.errors import WorkerError
@@ -21,6 +20,7 @@ from homelab.worker.model.host_layers import HostLayers
 from homelab.worker.model.layer_major import LayerMajor
 from homelab.worker.strategies.pipeline import streamed_stage
 from homelab.worker.strategies.pipeline.stage_model import decoder_of
+from tests.shared.law.test_streaming import loads
 from tests.worker import harness
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
@@ -112,7 +112,7 @@ def test_gradients_are_those_of_resident_layers(how: str | None, files: Path, tm
         seen = stepped(streamed, lambda host=host, streamed=streamed, group=group: by_layer(streamed, host, batches(), group))
         assert [loss for loss, _ in seen] == [loss for loss, _ in resident]
         assert differing(resident, seen) == []
-        assert host.book.loads == streaming.loads(streaming.streamed(0, LAYERS, count), places, STEPS * BATCHES // group)
+        assert host.book.loads == loads(count, places, STEPS * BATCHES // group)
 
 
 @pytest.mark.parametrize("how", QUICK_OF_NF4)
