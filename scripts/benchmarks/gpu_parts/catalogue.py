@@ -24,6 +24,8 @@ class Part:
 # the card busy, and products of another process beside it had 1 % of their speed (measured).
 PARTS = (
     Part("streaming", "layers from the host: bits, bytes per second, seconds and memory of a step", 45, 240),
+    Part("mixtures", "routed experts in 4 bits: codes, products, seconds of an expert, a training divided in two", 45, 300),
+    Part("objectives", "pairs and labels: losses in fp32 beside a CPU's, in bf16, with bases of 4 bits", 60, 200),
     Part("recovery", "a killed rank, with a process that waits for its place and without one", 60, 240),
     Part("parting", "who waits over NCCL for a peer that is gone saves its last whole step when it is told to end", 45, 240),
     Part("stages", "a pipeline: does it end, is it the training of one process, are its seconds its own, on a full card", 60, 300),

@@ -14,6 +14,7 @@ from typing import Any
 
 from homelab.shared.law.pipeline_schedule import most_in_flight
 from homelab.shared.recipe.data import Data
+from homelab.shared.recipe.objective import Objective
 from homelab.shared.recipe.training import Train
 
 
@@ -25,12 +26,15 @@ def llama(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int
     }  # fmt: skip
 
 
+_EXPERTS = llama(64, 2, 4, 2, 128, 300, model_type="qwen3_moe", head_dim=32)
 SHAPES = {
     "tiny": llama(64, 2, 4, 2, 128, 300),
     "small": llama(512, 8, 8, 2, 1408, 32000),
     "1.1B": llama(2048, 22, 32, 4, 5632, 32000),  # TinyLlama
     "3B": llama(2048, 36, 16, 4, 11008, 128256, tie_word_embeddings=True),  # SmolLM3, without its layers that have no positions
     "7B": llama(4096, 32, 32, 32, 11008, 32000),  # Llama 2
+    "experts": _EXPERTS | {"hidden_size": 512, "moe_intermediate_size": 256, "num_experts": 16, "num_experts_per_tok": 4},
+    "tiny experts": _EXPERTS | {"hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2},
 }
 
 
@@ -42,7 +46,7 @@ def model(folder: Path, shape: str, dtype: str = "bfloat16", device: str = "cpu"
     from transformers import AutoConfig, AutoModelForCausalLM
 
     settings = {key: value for key, value in SHAPES[shape].items() if key != "model_type"}
-    config = AutoConfig.for_model("llama", bos_token_id=1, eos_token_id=2, pad_token_id=0, **settings)
+    config = AutoConfig.for_model(SHAPES[shape]["model_type"], bos_token_id=1, eos_token_id=2, pad_token_id=0, **settings)
     torch.manual_seed(0)
     with torch.device(device):
         made = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
@@ -110,6 +114,8 @@ def run(folder: Path, of: Path, data: Path, **changes: Any) -> Path:
         recipe[kind.__name__.lower()] = {**given, **recipe[kind.__name__.lower()]}
     for name, value in changes.items():
         section, key = name.split("__")
+        if section == "objective":  # left out where a recipe names nothing of it
+            recipe.setdefault(section, {field.name: field.default for field in dataclasses.fields(Objective)})
         assert key in recipe[section], name
         recipe[section][key] = value
     if recipe["train"]["steps"] is not None:

@@ -104,6 +104,7 @@ def _training(place: Place, files: Any) -> None:
         recipe = {"method__kind": "qlora", "train__gradient_checkpointing": True}
         run = divided.train(place, Division(name, recipe=recipe, streaming=streaming), files, data, precision, limit_s=_ENDS_S)
         losses[name] = divided.losses(run)
+        place.figure(f"{name}_training_peak_bytes", divided.watched(run, 0)["peak_bytes"])
         material.remove(run, 1)
     place.run("a training", **losses)
     place.gate("a_streamed_training_is_a_resident_one", losses["resident"] == losses["streamed"])
