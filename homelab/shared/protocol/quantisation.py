@@ -17,6 +17,7 @@ EXPERTS_KEY = "experts_in_4_bits"  # of a run.json; where it is missing, a base 
 NF4_BLOCK, NF4_DOUBLE_BLOCK = 64, 256  # weights with one 8-bit scale, and such scales with one in fp32
 NF4_BYTES = 0.5 + 1 / NF4_BLOCK + 4 / (NF4_BLOCK * NF4_DOUBLE_BLOCK)
 _SCALE_BYTES = 4
+_AT_ONCE_BYTES = 64 * 2**20
 _UNNAMED = "a method without a name"
 # What transformers turns into 16-bit weights while it loads (`dequantize=True`). Computing in the stored type is left to no node: one card
 # has its kernels and another has not, so that the same recipe would be two trainings.
@@ -28,6 +29,11 @@ def of(kind: str | None, base: str | None) -> str | None:
     if kind == "qlora":
         return NF4
     return INT8 if base == "8bit" else None
+
+
+def experts_at_once(matrix_bytes: int, experts: int) -> int:
+    """How many experts' matrices a pass makes of their 4 bits at once: few kernels for many small ones, and no more than one that is large."""
+    return min(experts, max(1, _AT_ONCE_BYTES // matrix_bytes))
 
 
 class Stored(NamedTuple):

@@ -8,7 +8,7 @@ a layer of Qwen3-30B-A3B), and it sees none in 4 bits. Here each expert that has
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from peft.tuners.lora.layer import ParamWrapper
 
 from homelab.worker.model import fused_experts
 
-Factors = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...], float]
+Factors = tuple[torch.Tensor, torch.Tensor, float]
 
 
 class ExpertsAdapter(ParamWrapper):
@@ -33,31 +33,57 @@ class ExpertsAdapter(ParamWrapper):
         """[tokens, hidden], as the experts below compute it, with what was trained of each."""
         experts, adapters = self.get_base_layer(), self._factors()
 
-        def product(name: str, expert: int, inputs: torch.Tensor) -> torch.Tensor:
-            result = fused_experts.product(experts, name, expert, inputs)
+        def products(name: str, rows: torch.Tensor, each: Sequence[int]) -> torch.Tensor:
+            result = fused_experts.products(experts, name, rows, each)
             if name not in adapters:
                 return result
-            every_a, every_b, scale = adapters[name]
-            a, b = every_a[expert], every_b[expert]
-            given = inputs if torch.is_autocast_enabled(inputs.device.type) else inputs.to(a.dtype)
-            added = torch.nn.functional.linear(torch.nn.functional.linear(given, a), b)
+            a, b, scale = adapters[name]
+            kind = rows.device.type
+            dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else a.dtype
+            added: torch.Tensor = _Added.apply(rows.to(dtype), a.to(dtype), b.to(dtype).contiguous(), each)
             return result + (added * scale).to(result.dtype)
 
-        return fused_experts.routed(experts, hidden_states, top_k_index, top_k_weights, product)
+        return fused_experts.routed(experts, hidden_states, top_k_index, top_k_weights, products)
 
     def _factors(self) -> dict[str, Factors]:
-        """A and B of each expert, and their scale, by matrix. They are taken apart once, so that their gradients are put together once."""
+        """A [experts, rank, in], B [experts, out, rank] and their scale, by matrix."""
         found: dict[str, Factors] = {}
         part: Any = self
         while isinstance(part, ParamWrapper):
             (name,) = part.lora_A.keys()
             if not part.disable_adapters and not part.merged:
                 a, b = part.lora_A[name].weight, part.lora_B[name].weight
-                each_a = a.view(part.num_experts, -1, a.shape[1]).unbind()
-                each_b = b.view(b.shape[0], -1, part.num_experts).permute(2, 0, 1).unbind()
-                found[part.parameter_name] = each_a, each_b, float(part.scaling[name])
+                every_a, every_b = a.view(part.num_experts, -1, a.shape[1]), b.view(b.shape[0], -1, part.num_experts).permute(2, 0, 1)
+                found[part.parameter_name] = every_a, every_b, float(part.scaling[name])
             part = part.base_layer
         return found
+
+
+class _Added(torch.autograd.Function):
+    """Rows [rows, in], sorted by expert, times A and then B of their experts: [rows, out]."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, a: torch.Tensor, b: torch.Tensor, each: Sequence[int]) -> torch.Tensor:
+        own = fused_experts.own_rows(each)
+        low, added = rows.new_empty((len(rows), a.shape[1])), rows.new_empty((len(rows), b.shape[1]))
+        for number, place in own.items():
+            torch.mm(rows[place], a[number].t(), out=low[place])
+            torch.mm(low[place], b[number].t(), out=added[place])
+        ctx.save_for_backward(rows, low, a, b)
+        ctx.own = own
+        return added
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+        rows, low, a, b = ctx.saved_tensors
+        of_rows, of_low = torch.empty_like(rows), torch.empty_like(low)
+        of_a, of_b = torch.zeros_like(a), torch.zeros_like(b)  # experts without a row get none
+        for number, place in ctx.own.items():
+            torch.mm(gradient[place], b[number], out=of_low[place])
+            torch.mm(of_low[place], a[number], out=of_rows[place])
+            torch.mm(gradient[place].t(), low[place], out=of_b[number])
+            torch.mm(of_low[place].t(), rows[place], out=of_a[number])
+        return of_rows, of_a, of_b, None
 
 
 def put_on(model: Any, config: Any) -> Any:

@@ -1,51 +1,64 @@
 """The routed experts of a layer in the form that transformers gives most families: two tensors, `gate_up_proj` [experts, 2 x inner, hidden] and
-`down_proj` [experts, hidden, inner]. What a layer of them computes, with any product of one expert's matrix."""
+`down_proj` [experts, hidden, inner]. What a layer of them computes, with any products of the experts' matrices.
+
+The rows of a pass are sorted by expert, and all of them go through each step together: a card gets few kernels besides the products. Expert by
+expert, starting the kernels of a layer of Qwen3-30B-A3B took 0.25 s of an H200 (measured).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from homelab.shared.protocol import quantisation
+
 MATRICES = ("gate_up_proj", "down_proj")
-Product = Callable[[str, int, torch.Tensor], torch.Tensor]
+# (name of the matrices, rows sorted by expert [rows, in], rows of each expert) -> [rows, out]
+Products = Callable[[str, torch.Tensor, Sequence[int]], torch.Tensor]
 
 
 def routed(
-    experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor, product: Product
+    experts: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor, products: Products
 ) -> torch.Tensor:
-    """[tokens, hidden]: what transformers' own "eager" experts compute, with any product of an expert's matrix.
+    """[tokens, hidden]: what transformers' own "eager" experts compute, with any products of the experts' matrices.
 
     Each token's experts are added in their order, in fp32, so its sum does not depend on the other tokens of the pass.
     """
-    places = top_k_index.reshape(-1)
-    order = places.argsort(stable=True)  # by expert
-    tokens = order // top_k_index.shape[-1]
-    given, weights = hidden_states[tokens], top_k_weights.reshape(-1)[order].unsqueeze(-1)
+    taken = top_k_index.shape[-1]
+    choices = top_k_index.reshape(-1)
+    order = choices.argsort(stable=True)  # by expert
+    each = counts(choices, experts.num_experts)
+    inner = experts._apply_gate(products("gate_up_proj", hidden_states[order // taken], each))
+    outputs = products("down_proj", inner, each) * top_k_weights.reshape(-1)[order].unsqueeze(-1)
+    # Where the outputs of a token are: in the order of their experts, as the rows are sorted by them.
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device)).view(-1, taken).sort(-1).values
     total = torch.zeros(hidden_states.shape, dtype=torch.float32, device=hidden_states.device)
-    begin = 0
-    for expert, count in enumerate(counts(places, experts.num_experts)):
-        own = slice(begin, begin + count)
-        begin += count
-        if count:
-            inner = experts._apply_gate(product("gate_up_proj", expert, given[own]))
-            total.index_add_(0, tokens[own], (product("down_proj", expert, inner) * weights[own]).to(total.dtype))
+    for output in outputs[places].unbind(1):
+        total = total + output
     return total.to(hidden_states.dtype)
 
 
-def counts(places: torch.Tensor, num_experts: int) -> list[int]:
-    """How many tokens each expert has, of the experts' numbers [tokens x k]. Without values, on the meta device, all have as many."""
-    if places.is_meta:
-        return even(places, num_experts)
-    found: list[int] = torch.bincount(places, minlength=num_experts)[:num_experts].tolist()
+def counts(choices: torch.Tensor, num_experts: int) -> list[int]:
+    """How many rows each expert has, of the experts' numbers [tokens x k]. Without values, on the meta device, all have as many."""
+    if choices.is_meta:
+        return even(choices, num_experts)
+    found: list[int] = torch.bincount(choices, minlength=num_experts)[:num_experts].tolist()
     return found
 
 
-def even(places: torch.Tensor, num_experts: int) -> list[int]:
-    """As many tokens for each expert, as far as they can be divided."""
-    each, over = divmod(len(places), num_experts)
+def even(choices: torch.Tensor, num_experts: int) -> list[int]:
+    """As many rows for each expert, as far as they can be divided."""
+    each, over = divmod(len(choices), num_experts)
     return [each + (number < over) for number in range(num_experts)]
+
+
+def own_rows(each: Sequence[int]) -> dict[int, slice]:
+    """The rows of each expert that has some, by its number."""
+    ends = list(itertools.accumulate(each))
+    return {number: slice(end - count, end) for number, (count, end) in enumerate(zip(each, ends, strict=True)) if count}
 
 
 def fits(part: Any) -> bool:
@@ -74,9 +87,37 @@ def can_be_held(part: Any) -> bool:
     return hasattr(part, "shape_of") or fits(part)
 
 
-def product(experts: Any, name: str, expert: int, inputs: torch.Tensor) -> torch.Tensor:
-    """`inputs` [tokens, in] times the matrix `name` of one expert: [tokens, out]. `experts`: a module for which `can_be_held` is true."""
-    if hasattr(experts, "shape_of"):
-        in_4_bits: torch.Tensor = experts.product(name, expert, inputs)
-        return in_4_bits
-    return torch.nn.functional.linear(inputs, getattr(experts, name)[expert])
+def products(experts: Any, name: str, rows: torch.Tensor, each: Sequence[int]) -> torch.Tensor:
+    """`rows` [rows, in], sorted by expert, times the matrices `name` of their experts: [rows, out]. `experts`: a module for which `can_be_held` is true."""
+    result: torch.Tensor = _Products.apply(rows, experts, name, each)
+    return result.to(rows.dtype)
+
+
+class _Products(torch.autograd.Function):
+    """Keeps nothing of the rows: the matrices are frozen. Those in 4 bits are made for either direction."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, experts: Any, name: str, each: Sequence[int]) -> torch.Tensor:
+        ctx.of = experts, name, each
+        return _multiplied(rows, experts, name, each)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return _multiplied(gradient, *ctx.of, is_back=True), None, None, None
+
+
+def _multiplied(rows: torch.Tensor, experts: Any, name: str, each: Sequence[int], *, is_back: bool = False) -> torch.Tensor:
+    """Computed in the type of the matrices, as a 4-bit layer of bitsandbytes does. `is_back`: of gradients [rows, out], those of the rows that went in."""
+    is_held = hasattr(experts, "shape_of")
+    width_out, width_in = (experts.shape_of(name) if is_held else getattr(experts, name)).shape[1:]
+    rows = rows.to((experts if is_held else getattr(experts, name)).dtype)
+    result = rows.new_empty((len(rows), width_in if is_back else width_out))
+    own = own_rows(each)
+    numbers, at_once = list(own), quantisation.experts_at_once(width_out * width_in * rows.element_size(), len(each))
+    for first in range(0, len(numbers), at_once):
+        some = numbers[first : first + at_once]
+        matrices = experts.matrices(name, some) if is_held else [getattr(experts, name)[number] for number in some]
+        for number, matrix in zip(some, matrices, strict=True):
+            torch.mm(rows[own[number]], matrix if is_back else matrix.t(), out=result[own[number]])
+        del matrices, matrix  # before the next ones are made
+    return result

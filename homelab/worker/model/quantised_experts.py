@@ -4,12 +4,13 @@ transformers keeps the experts of a layer in two tensors, `gate_up_proj` [expert
 bitsandbytes quantises linear layers alone, so that of Qwen3-30B-A3B 58 GB of 61 GB would stay as they are.
 
 Each matrix of each expert is quantised alone, in the settings of all other layers: an expert can be read without its neighbours. A pass
-dequantises the experts that its tokens chose, one after the other, in either direction, and keeps none of these matrices.
+dequantises the experts that its tokens chose, some at a time, in either direction, and keeps none of these matrices.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import bitsandbytes
@@ -18,7 +19,7 @@ from bitsandbytes.functional import QuantState
 
 from homelab.shared.protocol.quantisation import NF4, NF4_BLOCK, NF4_DOUBLE_BLOCK
 from homelab.worker.model import weight_digests
-from homelab.worker.model.fused_experts import MATRICES, routed
+from homelab.worker.model.fused_experts import MATRICES, products, routed
 
 _PARTS = ("codes", "scales", "double_scales", "offset")
 
@@ -69,48 +70,30 @@ class QuantisedExperts(torch.nn.Module):
         if all(sources.values()):
             self.sources[name] = weight_digests.joined(sources)
 
-    def matrix(self, name: str, expert: int) -> torch.Tensor:
-        """What the 4 bits of one expert's matrix stand for: [out, in] in the dtype of the weights that were quantised."""
-        codes, scales, double_scales, offset = (getattr(self, f"{part}_{name}")[expert] for part in _PARTS)
-        if scales.data_ptr() % 16:  # no layer of bitsandbytes has its scales at such a place
-            scales = scales.clone()
-        shape = self.shapes[name]
+    def matrices(self, name: str, experts: Sequence[int]) -> torch.Tensor:
+        """What the 4 bits of these experts' matrices stand for: [number of experts, out, in] in the dtype of the weights that were quantised. A scale is made as
+        bitsandbytes makes it (functional.py, dequantize_4bit), of all these experts at once."""
+        first, last = experts[0], experts[-1]
+        is_row = list(experts) == list(range(first, last + 1))
+        # Neighbours are read where they are, others are put together first.
+        chosen: Any = slice(first, last + 1) if is_row else torch.tensor(experts, device=getattr(self, f"offset_{name}").device)
+        codes, scales, double_scales, offset = (getattr(self, f"{part}_{name}")[chosen] for part in _PARTS)
+        shape, (count, blocks) = self.shapes[name], scales.shape
         table, double_table = _tables(codes.device)
-        doubled = QuantState(absmax=double_scales, blocksize=NF4_DOUBLE_BLOCK, code=double_table, dtype=torch.float32)
+        absmax = double_table[scales.int()].mul_(double_scales.repeat_interleave(NF4_DOUBLE_BLOCK, 1)[:, :blocks]).add_(offset.unsqueeze(1))
         state = QuantState(
-            absmax=scales, shape=torch.Size(shape), code=table, blocksize=NF4_BLOCK, quant_type=NF4, dtype=self.dtype, offset=offset,
-            state2=doubled,
+            absmax=absmax.view(-1), shape=torch.Size((count, blocks * NF4_BLOCK)), code=table, blocksize=NF4_BLOCK, quant_type=NF4, dtype=self.dtype
         )  # fmt: skip
-        packed = codes[: (shape[0] * shape[1] + 1) // 2]
-        return bitsandbytes.functional.dequantize_4bit(packed.view(-1, 1), state)
+        weights = bitsandbytes.functional.dequantize_4bit(codes.view(-1, 1), state)
+        return weights[:, : shape[0] * shape[1]].reshape(count, *shape)
 
     def shape_of(self, name: str) -> torch.Tensor:
         """A tensor of the shape that transformers' matrices of this name have, [E, out, in], and of one number."""
         return torch.zeros((), device=getattr(self, f"offset_{name}").device).expand(self.num_experts, *self.shapes[name])
 
-    def product(self, name: str, expert: int, inputs: torch.Tensor) -> torch.Tensor:
-        """`inputs` [tokens, in] times one expert's matrix: [tokens, out], computed in the dtype of the weights, as a 4-bit layer of bitsandbytes does."""
-        result: torch.Tensor = _Product.apply(inputs.to(self.dtype), self, name, expert)
-        return result.to(inputs.dtype)
-
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden], of the experts [tokens, k] that each token chose and their weights [tokens, k]."""
-        return routed(self, hidden_states, top_k_index, top_k_weights, self.product)
-
-
-class _Product(torch.autograd.Function):
-    """Keeps nothing of the input: the matrix is frozen. It is dequantised for either direction."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: torch.Tensor, experts: QuantisedExperts, name: str, expert: int) -> torch.Tensor:
-        ctx.of = experts, name, expert
-        return torch.nn.functional.linear(inputs, experts.matrix(name, expert))
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        experts, name, expert = ctx.of
-        matrix = experts.matrix(name, expert)
-        return gradient.to(matrix.dtype) @ matrix, None, None, None
+        return routed(self, hidden_states, top_k_index, top_k_weights, functools.partial(products, self))
 
 
 def _sizes(experts: int, shape: tuple[int, int]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

@@ -48,7 +48,9 @@ class WeightChange:
     def _into_experts(self, weight: torch.Tensor, *, dequantised: bool) -> None:
         count = weight.shape[0]
         for number in range(count):
-            base = self.held.matrix(self.parameter, number).float() if dequantised and self.held is not None else weight[number].float()
+            base = (
+                self.held.matrices(self.parameter, [number])[0].float() if dequantised and self.held is not None else weight[number].float()
+            )
             if self.a is not None and self.b is not None:
                 a, b = self.a.reshape(count, -1, self.a.shape[1]), self.b.reshape(self.b.shape[0], -1, count)
                 delta = (b[:, :, number] @ a[number]) * self.scale

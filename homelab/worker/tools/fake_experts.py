@@ -12,8 +12,8 @@ from homelab.worker.tools import fake_kernels
 
 @contextlib.contextmanager
 def experts(device: str, precision: str) -> Iterator[None]:
-    """Let experts be computed: those in 16 bits as in `grouped_experts`. Where homelab computes them one by one, every expert has as many tokens, and
-    one in 4 bits makes its matrix for each product, as a 4-bit layer does."""
+    """Let experts be computed: those in 16 bits as in `grouped_experts`. Where homelab computes them, every expert has as many tokens, and those in 4 bits
+    make their matrices for each product, as a 4-bit layer does."""
     from homelab.worker.model import fused_experts
 
     counts, fused_experts.counts = fused_experts.counts, fused_experts.even
@@ -31,14 +31,15 @@ def _matrices() -> Iterator[None]:
         return
     from homelab.worker.model.quantised_experts import QuantisedExperts
 
-    def matrix(self: Any, name: str, expert: int) -> Any:
-        return fake_kernels.dequantised(getattr(self, f"scales_{name}")[expert], self.shapes[name], self.dtype)
+    def matrices(self: Any, name: str, experts: Any) -> Any:
+        scales = getattr(self, f"scales_{name}")[: len(experts)]
+        return fake_kernels.dequantised(scales, (len(experts), *self.shapes[name]), self.dtype)
 
-    before, QuantisedExperts.matrix = QuantisedExperts.matrix, matrix  # type: ignore[method-assign]
+    before, QuantisedExperts.matrices = QuantisedExperts.matrices, matrices  # type: ignore[method-assign]
     try:
         yield
     finally:
-        QuantisedExperts.matrix = before  # type: ignore[method-assign]
+        QuantisedExperts.matrices = before  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

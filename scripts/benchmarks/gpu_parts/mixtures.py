@@ -57,8 +57,9 @@ def _layer(place: Place) -> None:
     _codes(place, held, plain, sixteen)
     with torch.no_grad():
         for name in fused_experts.MATRICES:
-            getattr(plain, name).copy_(torch.stack([held.matrix(name, number) for number in range(held.num_experts)]))
-    place.figure("dequantise_s_per_matrix", timing.seconds(lambda: held.matrix("gate_up_proj", 1), place.device))
+            getattr(plain, name).copy_(held.matrices(name, range(held.num_experts)))
+    some = range(8)
+    place.figure("dequantise_s_of_8", timing.seconds(lambda: held.matrices("gate_up_proj", some), place.device))
     for tokens in _TOKENS:
         inputs = torch.randn(tokens, config.hidden_size, device=place.device, dtype=dtype)
         weights, chosen = torch.randn(tokens, held.num_experts, device=place.device).softmax(-1).topk(config.num_experts_per_tok)
@@ -88,7 +89,7 @@ def _codes(place: Place, held: Any, plain: Any, sixteen: dict[str, Any]) -> None
     for name in sixteen:
         other.hold(name, sixteen[name][:4].cpu())
         differ = (getattr(other, f"codes_{name}") != getattr(held, f"codes_{name}")[:4].cpu()).float().mean()
-        values = [side.matrix(name, 3).float().cpu() for side in (held, other)]
+        values = [side.matrices(name, [3]).float().cpu() for side in (held, other)]
         place.figure(f"{name}_codes_that_differ", float(differ))
         place.figure(f"{name}_values_apart", float((values[0] - values[1]).abs().max() / values[1].abs().max()))
         place.gate(f"{name}_codes_are_a_cpus", float(differ) <= _BITS_APART)

@@ -66,7 +66,7 @@ def eager(model: Any, held: Any) -> Any:
     with torch.no_grad():
         for name, experts in weight_digests.quantised_experts(held).items():
             for matrix in MATRICES:
-                getattr(modules[name], matrix).copy_(torch.stack([experts.matrix(matrix, number) for number in range(experts.num_experts)]))
+                getattr(modules[name], matrix).copy_(experts.matrices(matrix, range(experts.num_experts)))
         for name, layer in weight_digests.quantised(held).items():
             modules[name].weight.copy_(bitsandbytes.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state))
     return model.eval()
@@ -143,34 +143,79 @@ def test_an_expert_is_quantised_as_a_layer_of_its_own(tmp_path: Path) -> None:
     for number in range(4):
         weights = original.model.layers[1].mlp.experts.down_proj[number].detach()
         codes, state = bitsandbytes.functional.quantize_4bit(weights, blocksize=64, compress_statistics=True, quant_type="nf4")
-        assert torch.equal(experts.matrix("down_proj", number), bitsandbytes.functional.dequantize_4bit(codes, state))
+        assert torch.equal(experts.matrices("down_proj", [number])[0], bitsandbytes.functional.dequantize_4bit(codes, state))
     whole = original.model.layers[1].mlp.experts.down_proj.detach()
     codes, state = bitsandbytes.functional.quantize_4bit(whole, blocksize=64, compress_statistics=True, quant_type="nf4")
-    assert not torch.equal(experts.matrix("down_proj", 1), bitsandbytes.functional.dequantize_4bit(codes, state)[1])
+    assert not torch.equal(experts.matrices("down_proj", [1])[0], bitsandbytes.functional.dequantize_4bit(codes, state)[1])
 
 
+# Weights of a matrix: whole blocks of blocks, whole blocks, and neither.
+@pytest.mark.parametrize("shape", [(256, 128), (48, 32), (36, 11)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_no_16_bit_matrix_outlives_its_product(dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_matrices_at_once_are_those_that_bitsandbytes_makes_of_each(dtype: Any, shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model("qwen3_moe", **{**FAMILIES["qwen3_moe"][0], "num_experts": 9, "num_hidden_layers": 1})
+    experts = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).model.layers[0].mlp.experts
+    experts.down_proj = torch.nn.Parameter(torch.randn(9, *shape, dtype=dtype))
+    weights = experts.down_proj.detach()
+    held = QuantisedExperts(experts)
+    held.hold("down_proj", weights)
+    expected = []
+    for matrix in weights:
+        codes, state = bitsandbytes.functional.quantize_4bit(matrix, blocksize=64, compress_statistics=True, quant_type="nf4")
+        expected.append(bitsandbytes.functional.dequantize_4bit(codes, state))
+    for some in (range(9), [3], [3, 4, 5], [0, 2, 8], [7, 8]):
+        made = held.matrices("down_proj", list(some))
+        assert made.dtype == dtype and torch.equal(made, torch.stack([expected[number] for number in some]))
+    assert not torch.equal(held.matrices("down_proj", [0, 2]), torch.stack(expected[:2]))
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 99])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_more_matrices_than_have_room_are_made_and_none_outlives_its_product(
+    dtype: Any, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain("qwen3_moe", tmp_path)
     held = in_4_bits(tmp_path, dtype)
     made: list[Any] = []
     alive: list[int] = []
-    own = QuantisedExperts.matrix
+    sizes: list[int] = []
+    own = QuantisedExperts.matrices
 
-    def watched(self: Any, name: str, expert: int) -> torch.Tensor:
+    def watched(self: Any, name: str, experts: Any) -> torch.Tensor:
         alive.append(sum(reference() is not None for reference in made))
-        matrix = own(self, name, expert)
-        made.append(weakref.ref(matrix))
-        assert matrix.dtype == dtype
-        return matrix
+        matrices = own(self, name, experts)
+        made.append(weakref.ref(matrices.untyped_storage()))
+        sizes.append(len(experts))
+        assert matrices.dtype == dtype
+        return matrices
 
-    monkeypatch.setattr(QuantisedExperts, "matrix", watched)
     given = held.get_input_embeddings()(TOKENS).detach().requires_grad_()
-    loss = held(inputs_embeds=given, use_cache=False).logits.float().square().sum()
+    whole = held(inputs_embeds=given, use_cache=False).logits.detach()
+    largest = max(math.prod(shape) for shape in held.model.layers[0].mlp.experts.shapes.values()) * dtype.itemsize
+    monkeypatch.setattr(quantisation, "_AT_ONCE_BYTES", at_once * largest + 1)
+    monkeypatch.setattr(QuantisedExperts, "matrices", watched)
+    logits = held(inputs_embeds=given, use_cache=False).logits
     forward = len(made)
-    loss.backward()
+    logits.float().square().sum().backward()
     assert forward >= 2 * 2 and len(made) == 2 * forward, "once in either direction"
-    assert set(alive) == {0}
+    assert set(alive) == {0} and min(4, at_once) in sizes and max(sizes) <= min(4, 2 * at_once), "down_proj is half as large"
+    assert torch.equal(logits, whole), "however many are made at once"
+
+
+def test_an_expert_that_no_token_chose_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain("qwen3_moe", tmp_path)
+    held = in_4_bits(tmp_path)
+    experts = held.model.layers[0].mlp.experts
+    made: list[list[int]] = []
+    own = QuantisedExperts.matrices
+    monkeypatch.setattr(QuantisedExperts, "matrices", lambda self, name, some: made.append(list(some)) or own(self, name, some))
+    rows, chosen = torch.randn(5, 32), torch.tensor([[3, 0]] * 5)
+    found = experts(rows, chosen, torch.full((5, 2), 0.5))
+    assert made == [[0, 3], [0, 3]]
+    monkeypatch.undo()
+    alone = [experts(rows, torch.full((5, 1), number), torch.full((5, 1), 0.5)) for number in (0, 3)]
+    assert torch.equal(found, alone[0] + alone[1])
 
 
 def test_they_are_made_layer_by_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +381,7 @@ def test_random_weights_are_held_as_those_of_files(tmp_path: Path) -> None:
     held = build.load_base(path, None, quantisation.NF4, torch.float32, None, "here", random_weights.read)
     experts = weight_digests.quantised_experts(held)
     assert set(experts) == {f"model.layers.{number}.mlp.experts" for number in (0, 1)} and experts_loading.unquantised(held) == ("", 0, 0)
-    assert all(float(part.matrix("down_proj", 3).std()) > 0.01 for part in experts.values())
+    assert all(float(part.matrices("down_proj", [3]).std()) > 0.01 for part in experts.values())
 
 
 def stored(part: Any) -> Iterator[torch.Tensor]:

@@ -36,7 +36,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> Path:
     import transformers
 
     folder = tmp_path_factory.mktemp("mixture") / "tiny"
-    torch.manual_seed(0)
+    torch.manual_seed(3)  # with others, a gradient is as small as Adam's epsilon, and its step is rounding alone
     model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(vocab_size=len(tokenizer), **MIXTURE))
     with torch.no_grad():  # the choices of the routers are not a matter of the last digit
         for layer in model.model.layers:
@@ -77,13 +77,13 @@ def test_a_rule_that_looks_at_the_other_rows_is_seen(forks: harness.Forks, tmp_p
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.thorough) for name in CASES])
 def test_shares_of_3_2_1_are_one_process(name: str, forks: harness.Forks, tmp_path: Path, mixture: Path, data: Path) -> None:
     method, plan = CASES[name]
-    recipe = COMMON | LENGTH[SHORT] | method | {"train__gradient_checkpointing": True, "train__max_grad_norm": 0.05}
+    recipe = COMMON | LENGTH[SHORT] | method | {"train__gradient_checkpointing": True}
     one = harness.make_run(tmp_path / "one", mixture, data, **recipe)
     said = forks.train(one, 1, [12], micro_batch=5)
     assert "stay in" not in said
     run = harness.make_run(tmp_path / "run", mixture, data, **recipe)
     forks.train(run, 1, [6, 4, 2], **plan)
-    assert_the_same(run, one, {1: (1, 3)}, SHORT, clipped_at=0.05)
+    assert_the_same(run, one, {1: (1, 3)}, SHORT)
     assert_every_sample_once_per_epoch(run, 3, SHORT)
     names = set(harness.weights(run, SHORT))
     assert any(".experts." in name for name in names) == ("on experts" in name)

@@ -89,7 +89,7 @@ def _routed(experts: Experts, hidden: int, method: Method, precision: str, devic
         return Routed(experts, hidden, 4, grows=True)
     rank = method.rank if method.targets == WITH_EXPERTS else 0
     if rank or (experts.packs and method.quantisation == NF4):
-        return Routed(experts, hidden, width(precision), in_turn=True, rank=rank)
+        return Routed(experts, hidden, width(precision), rank=rank)
     return Routed(experts, hidden, width(precision), grows=device == "cuda" and precision != "bf16")
 
 

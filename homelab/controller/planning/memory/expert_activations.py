@@ -1,7 +1,7 @@
 """What autograd keeps of the routed experts of a layer, and what they need while they compute, in bytes. Pure.
 
 A token is copied to each of its k experts. Of every copy autograd keeps gate, its activation, up and the expert's output (3 i + h elements; where gate and up
-are clamped 6 i + h), of every token its scores, and of every choice a few numbers. Measured by dry runs of small models (tests/controller/planning/memory/test_mixtures.py).
+are clamped 6 i + h), of every token its scores, and of every choice a few numbers. Measured by dry runs of small models (tests/controller/planning/memory/test_mixture_memory.py).
 """
 
 from __future__ import annotations
@@ -20,21 +20,18 @@ _ATTENTION = {2: 11, 4: 7}
 @dataclass(frozen=True)
 class Routed:
     """The experts of a layer that computes. `each`: bytes of an activation. `grows`: the gradient of their weights is made, so that they keep
-    their inputs, too. `in_turn`: one after the other, as those in 4 bits (`homelab.worker.model.quantised_experts`), and their outputs are added
-    in fp32. `rank`: of adapters on them (`homelab.worker.model.experts_adapter`), 0 where there are none."""
+    their inputs, too. `rank`: of adapters on them (`homelab.worker.model.experts_adapter`), 0 where there are none."""
 
     experts: Experts
     hidden: int
     each: int
     grows: bool = False
-    in_turn: bool = False
     rank: int = 0
 
     def saved(self) -> int:
         """Bytes per token between forward and backward."""
         wide, hidden, each = self.experts.width, self.hidden, self.each
         copy = each * ((6 if self.experts.clamps else 3) * wide + hidden) + (each * (wide + hidden) if self.grows else 0)
-        copy += 4 * hidden if self.in_turn else 0
         copy += each * (wide + hidden + 2 * self.rank) if self.rank else 0
         return self.experts.per_token * (copy + _CHOICE_BYTES) + _SCORE_BYTES * self.experts.count
 
@@ -43,16 +40,12 @@ class Routed:
 
         Where experts are narrow, most is needed when the copies of a token are added up: three times their output, in the precision of the
         weights that they are added with. Where they are wide, at the activation: three times its width, and the outputs are gone. Where the
-        gradient of all weights is made, that of one matrix of all experts is there, too. In turn, the activation is that of one expert.
+        gradient of all weights is made, that of one matrix of all experts is there, too. Adapters on them have inputs and outputs of their own.
         """
         wide, hidden, each, taken = self.experts.width, self.hidden, self.each, self.experts.per_token
-        if self.in_turn:
-            adds = 2 * taken * (each * hidden + _CHOICE_BYTES) - 4 * hidden
-            activates = taken * 3 * each * wide // self.experts.count + 9 * hidden
-            return tokens * max(adds, activates, (_ATTENTION[each] + taken) * hidden)
         adds = taken * (3 * (4 if self.experts.weighs_in_fp32 else each) * hidden + _CHOICE_BYTES) - hidden
         gone = (0 if self.experts.clamps else 4 * hidden) + (each * wide * taken if self.grows else 0)
-        activates = taken * each * ((4 if self.experts.clamps else 3) * wide - hidden) - gone
+        activates = taken * each * ((4 if self.experts.clamps else 5 if self.rank else 3) * wide - hidden) - gone
         most = tokens * max(adds, activates, _ATTENTION[each] * hidden)
         if not self.grows:
             return most

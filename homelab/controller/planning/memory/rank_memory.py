@@ -155,7 +155,7 @@ def _torch_bytes(architecture: Architecture, method: Method, train: Train, setup
     saved, working = activation_bytes(architecture, method, train, attention, tokens, device=device)
     if full and architecture.tied_embeddings:  # the head's gradient waits for that of the embeddings
         working += TRAINED_BYTES * architecture.embedding_parameters
-    dequantisation = width(precision) * max((matrix.weights for matrix, _ in architecture.quantised(method.quantisation)), default=0)
+    dequantisation = _dequantised_bytes(architecture, method, precision)
     if (
         not copies and architecture.experts is None
     ):  # the matrix is gone when a layer needs most: then its part of the gradient is there, and that of the adapter
@@ -175,6 +175,15 @@ def _torch_bytes(architecture: Architecture, method: Method, train: Train, setup
     }
     step = _step_bytes(architecture, method, train, device)
     return sizes | {STEP: max(0, step - sum(sizes.get(name, 0) for name in MOVING))}
+
+
+def _dequantised_bytes(architecture: Architecture, method: Method, precision: str) -> int:
+    """The largest matrix that a product makes of few bits, or those of several experts that are made at once."""
+    found, of_layer = [0], architecture.experts.count if architecture.experts else 1
+    for matrix in architecture.quantised(method.quantisation):
+        size = width(precision) * matrix[0].weights
+        found.append(size * quantisation.experts_at_once(size, of_layer if matrix in architecture.routed else 1))
+    return max(found)
 
 
 def beside(device: str, world_size: int, sizes: Mapping[str, int]) -> dict[str, int]:
