@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+import shutil
+from pathlib import Path
+
 from homelab.shared.protocol.errors import EXIT_FAILED, EXIT_INPUT, ThreePartError
+
+_FULL_BYTES = 1 << 20  # a disk with less than this free has refused a write
 
 
 class WorkerError(ThreePartError):
@@ -42,3 +50,17 @@ def size_words(size_bytes: int) -> str:
         if size_bytes >= size:
             return f"{size_bytes / size:.1f} {unit}"
     return f"{size_bytes} bytes"
+
+
+def disk_fault(error: Exception, root: Path) -> str | None:
+    """Why the disk of `root` has refused a write, as the system says it; None when `error` has another reason."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    code = re.search(r"\(os error (\d+)\)", str(error))  # safetensors names it so
+    if code:
+        return os.strerror(int(code[1]))
+    # torch's zip writer does not mention the disk.
+    try:
+        return os.strerror(errno.ENOSPC) if shutil.disk_usage(root).free <= _FULL_BYTES else None
+    except OSError as gone:  # the folder itself
+        return gone.strerror or str(gone)

@@ -14,9 +14,8 @@ from typing import Any
 
 from homelab.shared.law import early_stopping
 from homelab.shared.protocol.files import sync
-from homelab.worker.checkpoints import checkpoint_folder
 from homelab.worker.checkpoints.curves import Curves
-from homelab.worker.errors import WorkerError
+from homelab.worker.errors import WorkerError, disk_fault
 from homelab.worker.runtime.task import Task
 
 FILE = "best.safetensors"
@@ -82,7 +81,7 @@ class BestWeights:
             sync(partial)
             os.replace(partial, path)
         except Exception as error:  # safetensors has errors of its own
-            why = checkpoint_folder.disk_fault(error, self._task.run_dir)
+            why = disk_fault(error, self._task.run_dir)
             if why is None:
                 raise
             partial.unlink(missing_ok=True)

@@ -6,10 +6,8 @@ fingerprint of recipe and data.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -21,9 +19,7 @@ from homelab.shared.protocol.digest import file_sha256
 from homelab.shared.protocol.files import sync
 from homelab.shared.protocol.manifest import MANIFEST, SCHEMA, folder_name
 from homelab.worker.checkpoints import fencing
-from homelab.worker.errors import WorkerError
-
-_FULL_BYTES = 1 << 20  # a disk with less than this free has refused a write
+from homelab.worker.errors import WorkerError, disk_fault
 
 
 def write(root: Path, step: int, recipe_hash: str, writers: Mapping[str, Callable[[Path], object]], *, attempt: int | None = None) -> Path:
@@ -77,17 +73,6 @@ def put(partial: Path, root: Path, step: int, *, is_corrupt: bool = False) -> Pa
     if not is_corrupt:
         shutil.rmtree(old, ignore_errors=True)
     return target
-
-
-def disk_fault(error: Exception, root: Path) -> str | None:
-    """Why the disk of `root` has refused a write, as the system says it; None when `error` has another reason."""
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    code = re.search(r"\(os error (\d+)\)", str(error))  # safetensors names it so
-    if code:
-        return os.strerror(int(code[1]))
-    # torch's zip writer does not mention the disk.
-    return os.strerror(errno.ENOSPC) if shutil.disk_usage(root).free <= _FULL_BYTES else None
 
 
 def unwritable(root: Path, step: int, why: str) -> WorkerError:

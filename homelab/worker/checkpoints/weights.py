@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from homelab.shared.protocol.digest import file_sha256
-from homelab.worker.checkpoints import checkpoint_folder, saving
+from homelab.worker.checkpoints import saving
 from homelab.worker.checkpoints.best_weights import BestWeights
 from homelab.worker.checkpoints.curves import FILE, Curves
 from homelab.worker.checkpoints.model_card import model_card
 from homelab.worker.checkpoints.tensor_files import fill, save
 from homelab.worker.data.row_agreement import LAW
-from homelab.worker.errors import WorkerError
+from homelab.worker.errors import WorkerError, disk_fault
 from homelab.worker.model import adapter_targets, inspection, score_head
 from homelab.worker.model.pretrained import DTYPES
 from homelab.worker.runtime.task import Task
@@ -136,7 +136,7 @@ def write_final(
         shutil.rmtree(task.final_dir, ignore_errors=True)
         os.replace(partial, task.final_dir)
     except Exception as error:  # the libraries that write have errors of their own
-        why = checkpoint_folder.disk_fault(error, task.run_dir)
+        why = disk_fault(error, task.run_dir)
         if why is None:
             raise
         shutil.rmtree(partial, ignore_errors=True)

@@ -15,8 +15,7 @@ from typing import Any
 
 from homelab.shared.protocol import layout
 from homelab.shared.protocol.files import sync
-from homelab.worker.checkpoints import checkpoint_folder
-from homelab.worker.errors import WorkerError, first_words
+from homelab.worker.errors import WorkerError, disk_fault, first_words
 from homelab.worker.runtime.task import Task
 
 
@@ -63,7 +62,7 @@ def replaced(folder: Path) -> Iterator[Path]:
     except (WorkerError, FileNotFoundError):  # a file that is read is missing: that is no fault of the disk
         raise
     except Exception as error:  # the libraries that write have errors of their own
-        why = checkpoint_folder.disk_fault(error, folder.parent)
+        why = disk_fault(error, folder.parent)
         if why is None:
             raise
         raise WorkerError(
