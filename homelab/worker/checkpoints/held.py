@@ -91,11 +91,12 @@ def clear(root: Path) -> None:
 def take_back(root: Path, *, unless_read: bool) -> None:
     """Remove what readers hold. `unless_read`: only what a reader that was killed has left behind."""
     for own in root.glob(".step-*.held"):
-        if not (unless_read and _is_alive(own.name.split(".")[2])):
+        if not (unless_read and is_alive(own.name.split(".")[2])):
             shutil.rmtree(own, ignore_errors=True)
 
 
-def _is_alive(pid: str) -> bool:
+def is_alive(pid: str) -> bool:
+    """Whether a process of this machine has this number, as the name of a folder gives it."""
     try:
         os.kill(int(pid), 0)
     except PermissionError:

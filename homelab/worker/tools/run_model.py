@@ -15,6 +15,7 @@ from typing import Any
 
 from homelab.shared.protocol import layout
 from homelab.shared.protocol.files import sync
+from homelab.worker.checkpoints import held
 from homelab.worker.errors import WorkerError, disk_fault, first_words
 from homelab.worker.runtime.task import Task
 
@@ -45,10 +46,11 @@ def replaced(folder: Path) -> Iterator[Path]:
     Raises WorkerError where the disk refuses it.
     """
     folder.parent.mkdir(exist_ok=True)
-    for left in folder.parent.glob(f".{folder.name}.*"):  # of a program that was killed
-        shutil.rmtree(left, ignore_errors=True)
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+    for left in folder.parent.glob(f".{folder.name}.*"):  # of a program that was killed; the same command may run twice
+        if left in (partial, old) or not held.is_alive(left.name.split(".")[-2]):
+            shutil.rmtree(left, ignore_errors=True)
     partial.mkdir()
     try:
         yield partial

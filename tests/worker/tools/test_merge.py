@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +192,18 @@ def test_a_failure_leaves_the_older_merge(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match="No space left"), run_model.replaced(place):
         raise OSError(28, "No space left on device")
     assert [path.name for path in tmp_path.iterdir()] == ["merged"] and (place / "a").read_text() == "old"
+
+
+def test_a_program_that_runs_twice_leaves_the_other_ones_files(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    other = tmp_path / f".merged.{os.getppid()}.partial"
+    left = [tmp_path / f".merged.{ended.pid}.partial", tmp_path / f".merged.{ended.pid}.old", tmp_path / f".merged.{os.getpid()}.partial"]
+    for folder in (other, *left):
+        folder.mkdir()
+    with run_model.replaced(tmp_path / "merged"):
+        assert other.is_dir() and not left[0].exists() and not left[1].exists()
+    assert sorted(tmp_path.iterdir()) == [other, tmp_path / "merged"]
 
 
 def choose(**changes: Any) -> merge_room.Room:
