@@ -87,9 +87,10 @@ def _on_disk(block: torch.Tensor, file: Path, taken_bytes: int) -> torch.Tensor:
             os.fsync(opened.fileno())
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         storage = torch.UntypedStorage.from_file(str(file), shared=True, nbytes=block.numel())
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # torch raises the latter where the file cannot be mapped
+        why = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
         raise WorkerError(
-            f"no room for {size_words(block.numel())} of a streamed layer, after {size_words(taken_bytes)}: {error.strerror}",
+            f"no room for {size_words(block.numel())} of a streamed layer, after {size_words(taken_bytes)}: {why}",
             where=str(file.parent), hint="make room on this disk, or set the node's workdir to another one in cluster.toml",
         ) from error  # fmt: skip
     finally:

@@ -185,14 +185,27 @@ def test_digests_see_what_lies_on_the_host(files: Path) -> None:
     assert host_layers.of(streamed) is host
 
 
-def test_a_full_disk_is_said_and_nothing_is_left(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+@pytest.mark.parametrize(
+    ("place", "name", "error", "words"),
+    [
+        (os, "fsync", OSError(errno.ENOSPC, "No space left on device"), "No space left"),
+        (torch.UntypedStorage, "from_file", RuntimeError("unable to mmap 10 bytes from file </x>: No such device (19)"), "No such device"),
+    ],
+)
+def test_a_disk_that_refuses_a_layer_is_said_and_nothing_is_left(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Any, name: str, error: Exception, words: str
+) -> None:
+    works = getattr(place, name)
 
-    monkeypatch.setattr(os, "fsync", full)
+    def refuses(file: object, **options: object) -> object:
+        if str(file).endswith(".safetensors"):  # the model's own file is mapped, too
+            return works(file, **options)
+        raise error
+
+    monkeypatch.setattr(place, name, refuses)
     with pytest.raises(WorkerError) as raised:
         adapted(files, NF4, HostLayers(torch.device("cpu"), file=tmp_path / "run" / "layers"), 2)
-    assert "no room for" in raised.value.message and "No space left" in raised.value.message and "workdir" in raised.value.hint
+    assert "no room for" in raised.value.message and words in raised.value.message and "workdir" in raised.value.hint
     assert not list(tmp_path.rglob("layers"))
 
 
