@@ -9,6 +9,8 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from homelab.shared.protocol.files import AnyPath
 
 
@@ -30,6 +32,24 @@ def taken(descriptor: int, limit_s: float) -> bool:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
     return True
+
+
+@contextlib.contextmanager
+def without_waiting(path: AnyPath, *, shared: bool = False) -> Iterator[bool]:
+    """Whether this process has the lock of a file in the block, alone or with all who share it. The file is made where it is not there. Raises OSError.
+
+    A process that has the lock alone may remove the file. Another one that has it open by then does not get the lock: the next process makes a new file.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            is_taken = os.fstat(descriptor).st_nlink > 0
+        except BlockingIOError:
+            is_taken = False
+        yield is_taken
+    finally:
+        os.close(descriptor)
 
 
 def holder(descriptor: int) -> int | None:

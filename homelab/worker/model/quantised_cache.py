@@ -1,14 +1,17 @@
 """The cache of the quantised (NF4) base on this node's disk: made once, read at every later start (for 7B: 3.9 GB instead of 13.5 GB).
 
-<workdir>/bases/<model>-nf4-<key>/ is what transformers saves of a quantised model, with made.json: the digest of what was held when it was
-made, and of what every matrix was before (`digests.base` compares the nodes by those). The key stands for the source's files, the settings
-and the versions that quantise. It is written beside and renamed; what is loaded from it and is not what was held then is removed and made
-anew. So these are the same bits as without it, for any number of starts.
+<workdir>/bases/<model>-nf4-<key>/ is what transformers saves of a quantised model, with made.json: the digest of what was held when it
+was made, and of what every matrix was before (`digests.base` compares the nodes by those). The key stands for the source's files, the settings
+and the versions that quantise. It is written beside and renamed; what is loaded from it and is not what was held then is made anew. So these
+are the same bits as without it, for any number of starts.
+
+Several trainings may use the folder at once. Who writes or removes a base has its lock alone (.<name of the base>.lock), and who reads it shares
+the lock. Nobody waits: without the lock, a training quantises for itself. A lock ends with its process, also one of another machine that shares
+the folder; a pid would say nothing there.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -22,14 +25,17 @@ from typing import Any
 
 import torch
 
+from homelab.shared.protocol import lock
 from homelab.shared.protocol.digest import sampled
-from homelab.worker.errors import size_words
+from homelab.worker.errors import disk_fault, first_words, size_words
 from homelab.worker.model import weight_digests
 from homelab.worker.runtime.task import Task
 
 _MADE = "made.json"
 _SPARE_BYTES = 2 * 10**9  # stays free for checkpoints and logs, because the cache is only for speed
 _SETTINGS = "nf4, double, blocks of 64, every expert alone"
+# What stands around a base's name: its lock, and what is half written; with a pid where an older homelab wrote it.
+_AROUND = re.compile(r"^\.|(\.\d+)?\.partial$|\.lock$")
 
 
 def folder_of(task: Task, path: str, dtype: torch.dtype) -> Path | None:
@@ -60,9 +66,18 @@ def is_stored(path: str) -> bool:
 
 
 def load(folder: Path, make: Callable[[], Any], note: Callable[[str], None]) -> Any:
-    """The model that `make` loads from `folder` when it is bit for bit the saved one; otherwise the folder is removed and the result is None."""
+    """The model that `make` loads from `folder` when it is bit for bit the saved one; otherwise the result is None, and `keep` replaces what is there."""
     if not is_stored(str(folder)):
         return None
+    try:
+        with lock.without_waiting(_lock_of(folder), shared=True) as is_mine:
+            return _read(folder, make, note) if is_mine else None
+    except OSError as error:
+        note(f"the quantised base in {folder} is not used: {error.strerror or error}")
+        return None
+
+
+def _read(folder: Path, make: Callable[[], Any], note: Callable[[str], None]) -> Any:
     try:
         made = json.loads((folder / _MADE).read_text(encoding="utf-8"))
         model = make()
@@ -75,40 +90,70 @@ def load(folder: Path, make: Callable[[], Any], note: Callable[[str], None]) -> 
         note(
             f"the quantised base in {folder} is damaged and is made again: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
         )
-        shutil.rmtree(folder, ignore_errors=True)
+        (folder / _MADE).unlink(missing_ok=True)  # it is not whole; its files stay for those who read them at this moment
         return None
     note(f"base: quantised before, read from {folder}")
     return model
 
 
 def keep(model: Any, folder: Path, task: Task, note: Callable[[str], None]) -> None:
-    """Write the quantised `model` to `folder`, by the first rank of the node, where the disk has room. What was kept of the same model
-    with other files or versions goes. A full disk must not end a training for it.
+    """Write the quantised `model` to `folder`, by one rank for each folder, where the disk has room. What was kept of the same model
+    with other files or versions goes. Neither a full disk nor another training must end a training for it.
     """
     sources = weight_digests.sources(model)
-    if task.local_rank != 0 or not all(sources.values()):
+    if not task.is_keeper or not all(sources.values()):
         return
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        for other in folder.parent.iterdir():
-            if other.name.lstrip(".").startswith(_stem(task)):
-                shutil.rmtree(other, ignore_errors=True)
-        needed_bytes, free_bytes = sum(tensor.nbytes for tensor in _tensors(model).values()), shutil.disk_usage(folder.parent).free
-        if free_bytes < needed_bytes + _SPARE_BYTES:
-            note(
-                f"the quantised base is not stored: it needs {size_words(needed_bytes)}, and {size_words(free_bytes)} are free in {folder.parent}"
-            )
-            return
+        with lock.without_waiting(_lock_of(folder)) as is_mine:
+            if is_stored(str(folder)):
+                note(f"base: quantised; meanwhile another training has stored it in {folder}")
+            elif not is_mine:
+                note(f"base: quantised, and not stored: another training uses {folder} at this moment")
+            else:
+                _store(model, folder, task, sources, note)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the libraries that write have errors of their own
+        note(f"the quantised base could not be stored in {folder}: {disk_fault(error, folder.parent) or first_words(error)}")
+
+
+def _store(model: Any, folder: Path, task: Task, sources: dict[str, str | None], note: Callable[[str], None]) -> None:
+    """`keep`, by who has the lock alone. Raises what the libraries raise that write."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    for left in (folder, partial):  # a damaged one, and that of a training that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    _remove_others(folder, task)
+    needed_bytes, free_bytes = sum(tensor.nbytes for tensor in _tensors(model).values()), shutil.disk_usage(folder.parent).free
+    if free_bytes < needed_bytes + _SPARE_BYTES:
+        note(
+            f"the quantised base is not stored: it needs {size_words(needed_bytes)}, and {size_words(free_bytes)} are free in {folder.parent}"
+        )
+        return
+    try:
         model.save_pretrained(partial)
         (partial / _MADE).write_text(json.dumps({"held": _held(model), "sources": sources}), encoding="utf-8")
         os.replace(partial, folder)
-        note(f"base: quantised, and stored for the next start in {folder} ({size_words(needed_bytes)})")
-    except OSError as error:
-        note(f"the quantised base could not be stored in {folder}: {error.strerror or error}")
     finally:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(partial)
+        shutil.rmtree(partial, ignore_errors=True)
+    note(f"base: quantised, and stored for the next start in {folder} ({size_words(needed_bytes)})")
+
+
+def _remove_others(folder: Path, task: Task) -> None:
+    """Remove what is kept of this model under other names, unless another training reads or writes it."""
+    for name in sorted({_AROUND.sub("", path.name) for path in folder.parent.iterdir()}):
+        if not name.startswith(_stem(task)) or name == folder.name:
+            continue
+        other = folder.with_name(name)
+        with lock.without_waiting(_lock_of(other)) as is_mine:
+            if is_mine:
+                for left in (other, *sorted(folder.parent.glob(f".{name}.*partial"))):
+                    shutil.rmtree(left, ignore_errors=True)
+                _lock_of(other).unlink(missing_ok=True)
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.lock")
 
 
 def _stem(task: Task) -> str:
