@@ -1,6 +1,6 @@
 """The cache of the quantised (NF4) base on this node's disk: made once, read at every later start (for 7B: 3.9 GB instead of 13.5 GB).
 
-<workdir>/bases/<model>-nf4-<key>/ is what transformers saves of a quantised model, with made.json: the digest of what was held when it
+<workdir>/bases/<model>-nf4-<key>-<dtype>/ is what transformers saves of a quantised model, with made.json: the digest of what was held when it
 was made, and of what every matrix was before (`digests.base` compares the nodes by those). The key stands for the source's files, the settings
 and the versions that quantise. It is written beside and renamed; what is loaded from it and is not what was held then is made anew. So these
 are the same bits as without it, for any number of starts.
@@ -50,14 +50,14 @@ def folder_of(task: Task, path: str, dtype: torch.dtype) -> Path | None:
         if not isinstance(config, str):
             return None
         source = Path(config).parent
-    made_of = [_SETTINGS, str(dtype), *(f"{name} {importlib.metadata.version(name)}" for name in ("bitsandbytes", "transformers"))]
+    made_of = [_SETTINGS, *(f"{name} {importlib.metadata.version(name)}" for name in ("bitsandbytes", "transformers"))]
     for file in sorted(source.iterdir()):
         if file.name == "config.json" or file.suffix in (".safetensors", ".bin"):
             status = file.stat()
             # As in the agent's digests: a file is the same while its size, time of change and inode are the same.
             made_of.append(f"{file.name} {status.st_mtime_ns} {status.st_ino} {sampled(str(file), status.st_size)}")
     key = hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:16]
-    return task.run_dir.parent.parent / "bases" / f"{_stem(task)}{key}"
+    return task.run_dir.parent.parent / "bases" / f"{_stem(task)}{key}-{str(dtype).removeprefix('torch.')}"
 
 
 def is_stored(path: str) -> bool:
@@ -123,8 +123,12 @@ def _store(model: Any, folder: Path, task: Task, sources: dict[str, str | None],
     partial = folder.with_name(f".{folder.name}.partial")
     for left in (folder, partial):  # a damaged one, and that of a training that was killed
         shutil.rmtree(left, ignore_errors=True)
-    _remove_others(folder, task)
-    needed_bytes, free_bytes = sum(tensor.nbytes for tensor in _tensors(model).values()), shutil.disk_usage(folder.parent).free
+    same_files = folder.name.rpartition("-")[0] + "-"
+    _remove_others(folder, task, same_files)
+    needed_bytes = sum(tensor.nbytes for tensor in _tensors(model).values())
+    if shutil.disk_usage(folder.parent).free < needed_bytes + _SPARE_BYTES:
+        _remove_others(folder, task, folder.name)
+    free_bytes = shutil.disk_usage(folder.parent).free
     if free_bytes < needed_bytes + _SPARE_BYTES:
         note(
             f"the quantised base is not stored: it needs {size_words(needed_bytes)}, and {size_words(free_bytes)} are free in {folder.parent}"
@@ -139,10 +143,10 @@ def _store(model: Any, folder: Path, task: Task, sources: dict[str, str | None],
     note(f"base: quantised, and stored for the next start in {folder} ({size_words(needed_bytes)})")
 
 
-def _remove_others(folder: Path, task: Task) -> None:
-    """Remove what is kept of this model under other names, unless another training reads or writes it."""
+def _remove_others(folder: Path, task: Task, spared: str) -> None:
+    """Remove what is kept of this model under names that do not begin with `spared`, unless another training reads or writes it."""
     for name in sorted({_AROUND.sub("", path.name) for path in folder.parent.iterdir()}):
-        if not name.startswith(_stem(task)) or name == folder.name:
+        if not name.startswith(_stem(task)) or name.startswith(spared):
             continue
         other = folder.with_name(name)
         with lock.without_waiting(_lock_of(other)) as is_mine:

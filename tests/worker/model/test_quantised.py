@@ -108,6 +108,21 @@ def test_another_source_is_another_base(node: Node) -> None:
     assert weight_digests.base(halved) != weight_digests.base(first) and weight_digests.base(node.load()) == weight_digests.base(halved)
     assert "read from" in node.said[0]
     assert quantised_cache.folder_of(node.task, str(node.source), torch.bfloat16) == node.kept[0]
+    node.task.plan["precision"] = "fp32"
+    assert weight_digests.base(node.load()) == weight_digests.base(first) and "read from" in node.said[0], "each precision has its own"
+    changed(node)
+    before = node.kept
+    node.load()
+    assert len(node.kept) == 1 and node.kept[0] not in before, "both are of other files"
+
+
+def test_the_base_of_another_precision_makes_room(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.load()
+    before = node.kept
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**9 if before[0].exists() else 10**12))
+    node.task.plan["precision"] = "bf16"
+    node.load()
+    assert len(node.kept) == 1 and node.kept != before and "stored for the next start" in node.said[0]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +174,10 @@ def test_trainings_that_start_together_leave_each_other_alone(node: Node, monkey
     for training in trainings:
         training.join(120)
     assert [training.exitcode for training in trainings] == [0] * 4
-    assert node.kept and all(quantised_cache.is_stored(str(folder)) for folder in node.kept), "nothing half written"
+    assert len(node.kept) == 2, "one for each precision, and nothing half written"
+    for precision in ("fp32", "bf16"):
+        train(precision)
+        assert len(node.said) == 1 and "read from" in node.said[0]
 
 
 @pytest.mark.parametrize("reads", [True, False])
