@@ -64,25 +64,22 @@ class _Added(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: torch.Tensor, a: torch.Tensor, b: torch.Tensor, each: Sequence[int]) -> torch.Tensor:
-        own = fused_experts.own_rows(each)
-        low, added = rows.new_empty((len(rows), a.shape[1])), rows.new_empty((len(rows), b.shape[1]))
-        for number, place in own.items():
-            torch.mm(rows[place], a[number].t(), out=low[place])
-            torch.mm(low[place], b[number].t(), out=added[place])
+        low = fused_experts.multiplied(rows, a, each)
         ctx.save_for_backward(rows, low, a, b)
-        ctx.own = own
-        return added
+        ctx.each = each
+        return fused_experts.multiplied(low, b, each)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
         rows, low, a, b = ctx.saved_tensors
-        of_rows, of_low = torch.empty_like(rows), torch.empty_like(low)
+        of_low = fused_experts.multiplied(gradient, b, ctx.each, is_back=True)
+        of_rows = fused_experts.multiplied(of_low, a, ctx.each, is_back=True)
         of_a, of_b = torch.zeros_like(a), torch.zeros_like(b)  # experts without a row get none
-        for number, place in ctx.own.items():
-            torch.mm(gradient[place], b[number], out=of_low[place])
-            torch.mm(of_low[place], a[number], out=of_rows[place])
-            torch.mm(gradient[place].t(), low[place], out=of_b[number])
-            torch.mm(of_low[place].t(), rows[place], out=of_a[number])
+        parts = [tensor.split(list(ctx.each)) for tensor in (rows, low, of_low, gradient)]
+        for number, (own, own_low, own_of_low, own_gradient) in enumerate(zip(*parts, strict=True)):
+            if len(own):
+                torch.mm(own_gradient.t(), own_low, out=of_b[number])
+                torch.mm(own_of_low.t(), own, out=of_a[number])
         return of_rows, of_a, of_b, None
 
 

@@ -55,12 +55,6 @@ def even(choices: torch.Tensor, num_experts: int) -> list[int]:
     return [each + (number < over) for number in range(num_experts)]
 
 
-def own_rows(each: Sequence[int]) -> dict[int, slice]:
-    """The rows of each expert that has some, by its number."""
-    ends = list(itertools.accumulate(each))
-    return {number: slice(end - count, end) for number, (count, end) in enumerate(zip(each, ends, strict=True)) if count}
-
-
 def fits(part: Any) -> bool:
     """Whether this module is transformers' fused experts in the form that can be held in 4 bits: no biases, gate before up, outputs before inputs."""
     return (
@@ -108,16 +102,45 @@ class _Products(torch.autograd.Function):
 
 def _multiplied(rows: torch.Tensor, experts: Any, name: str, each: Sequence[int], *, is_back: bool = False) -> torch.Tensor:
     """Computed in the type of the matrices, as a 4-bit layer of bitsandbytes does. `is_back`: of gradients [rows, out], those of the rows that went in."""
-    is_held = hasattr(experts, "shape_of")
-    width_out, width_in = (experts.shape_of(name) if is_held else getattr(experts, name)).shape[1:]
-    rows = rows.to((experts if is_held else getattr(experts, name)).dtype)
+    if not hasattr(experts, "shape_of"):
+        weights = getattr(experts, name)
+        return multiplied(rows.to(weights.dtype), weights, each, is_back=is_back)
+    width_out, width_in = experts.shape_of(name).shape[1:]
+    rows = rows.to(experts.dtype)
     result = rows.new_empty((len(rows), width_in if is_back else width_out))
-    own = own_rows(each)
-    numbers, at_once = list(own), quantisation.experts_at_once(width_out * width_in * rows.element_size(), len(each))
-    for first in range(0, len(numbers), at_once):
-        some = numbers[first : first + at_once]
-        matrices = experts.matrices(name, some) if is_held else [getattr(experts, name)[number] for number in some]
-        for number, matrix in zip(some, matrices, strict=True):
-            torch.mm(rows[own[number]], matrix if is_back else matrix.t(), out=result[own[number]])
-        del matrices, matrix  # before the next ones are made
+    taken = [number for number, count in enumerate(each) if count]
+    at_once = quantisation.experts_at_once(width_out * width_in * rows.element_size(), len(each))
+    begin = 0
+    for first in range(0, len(taken), at_once):
+        some = taken[first : first + at_once]
+        own = [each[number] for number in some]
+        end = begin + sum(own)
+        result[begin:end] = multiplied(rows[begin:end], experts.matrices(name, some), own, is_back=is_back)
+        begin = end
     return result
+
+
+def multiplied(rows: torch.Tensor, matrices: torch.Tensor, each: Sequence[int], *, is_back: bool = False) -> torch.Tensor:
+    """Rows [rows, in], sorted by expert, times matrices [experts, out, in]: [rows, out]. `is_back`: from [rows, out] to [rows, in]. No gradient."""
+    if _has_grouped_product(rows, matrices):
+        ends = torch.tensor(list(itertools.accumulate(each)), dtype=torch.int32, device=rows.device)
+        grouped: torch.Tensor = torch.nn.functional.grouped_mm(rows, matrices if is_back else matrices.transpose(-2, -1), offs=ends)
+        return grouped
+    result = rows.new_empty((len(rows), matrices.shape[2 if is_back else 1]))
+    parts = rows.split(list(each)), result.split(list(each)), matrices.unbind()
+    for own, place, matrix in zip(*parts, strict=True):
+        if len(own):
+            torch.mm(own, matrix if is_back else matrix.t(), out=place)
+    return result
+
+
+def _has_grouped_product(rows: torch.Tensor, matrices: torch.Tensor) -> bool:
+    """Whether the device has one kernel for all of these products: bf16 from Ampere on, whole 16 bytes in every row (torch 2.13, GroupedMMUtils.h)."""
+    is_whole = all(width * rows.element_size() % 16 == 0 for width in (rows.shape[1], *matrices.shape[1:]))
+    return (
+        rows.device.type == "cuda"
+        and rows.dtype == torch.bfloat16
+        and is_whole
+        and hasattr(torch.nn.functional, "grouped_mm")
+        and torch.cuda.get_device_capability(rows.device) >= (8, 0)
+    )

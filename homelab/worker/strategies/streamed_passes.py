@@ -21,7 +21,7 @@ def run(trainer: Any, model: Any, item: Any, count: torch.Tensor, group: int) ->
     model.train()
     decoder = decoder_of(getattr(model, "module", model))
     passes = LayerMajor(
-        decoder, range(len(decoder.layers)), host, trainer.compute_loss_context_manager, layer_seeds.begin, trainer.hooks.after_pass
+        decoder, range(len(decoder.layers)), host, trainer.accelerator.autocast, layer_seeds.begin, trainer.hooks.after_pass
     )
 
     def loss_of(batch: Batch) -> torch.Tensor:

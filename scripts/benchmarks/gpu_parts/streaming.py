@@ -1,10 +1,16 @@
-"""Layers that come from the host on a card: bytes per second, gradients beside those of resident layers, seconds and memory of a step, a whole training."""
+"""Layers that come from the host on a card: bytes per second, gradients beside those of resident layers, seconds and memory of a step, a whole training.
+
+A card's fast attention adds up its gradients in an order that changes from pass to pass: what a resident model differs from itself by is told, and bits are
+compared with plain attention, whose order is fixed.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import stream
@@ -54,26 +60,66 @@ def _rates(place: Place) -> None:
 
 
 def _beside_resident(place: Place, name: str, files: Any, how: str | None, *, tokens: int) -> None:
-    """All layers streamed, all passes of the step at once and one after the other: gradients equal to the bit, seconds and bytes of a step."""
+    """All layers streamed, all passes of the step at once and one after the other: gradients equal to the bit, seconds and bytes of a step.
+
+    A streamed model that is compared with the passes in another order is the control: its sums are others.
+    """
     import torch
 
     device, dtype = torch.device(place.device), torch.bfloat16 if place.is_card else torch.float32
     batches = [{key: value.to(device) for key, value in batch.items()} for batch in stream.batches_of(4, tokens)]
     resident = stream.model(files, None, how=how, dtype=dtype, device=device)
-    expected = _steps(place, lambda model=resident: stream.in_order(model, batches, dtype), resident)
+    seen = []
+    for one in ("fast", "fast again", "plain"):
+        with _attention(place, is_plain=one == "plain"):
+            seen.append(_steps(place, lambda model=resident: stream.in_order(model, batches, dtype), resident))
+    expected, again, plain = seen
+    place.figure(f"{name}_resident_differs_from_itself_by", _apart(again, expected))
     del resident
     for group in (4, 1):
         streamed = stream.model(files, host := stream.host_of(device), how=how, dtype=dtype, device=device)
-        found = _steps(place, lambda model=streamed, host=host, group=group: stream.by_layer(model, host, batches, dtype, group), streamed)
-        differ = [key for key, gradient in expected["gradients"].items() if not torch.equal(gradient, found["gradients"][key])]
-        place.run(f"{name}, {group} passes at a time", differ=len(differ), of=len(expected["gradients"]), loads=host.book.loads)
-        place.gate(f"{name}_{group}_gradients_equal", not differ)
+
+        def passes(given: list[Any], model: Any = streamed, host: Any = host, group: int = group) -> None:
+            stream.by_layer(model, host, given, dtype, group)
+
+        found = _steps(place, lambda passes=passes: passes(batches), streamed)
+        place.figure(f"{name}_{group}_differs_by", _apart(found, expected))
+        with _attention(place, is_plain=True):
+            bits = _steps(place, lambda passes=passes: passes(batches), streamed, 1)
+            turned = _steps(place, lambda passes=passes: passes(batches[::-1]), streamed, 1)
+        place.run(
+            f"{name}, {group} passes at a time", loads=host.book.loads, seconds=found["seconds"], resident_s=expected["seconds"],
+            differ=_differ(bits, plain), differ_in_another_order=_differ(turned, plain), of=len(plain["gradients"]),
+        )  # fmt: skip
+        place.gate(f"{name}_{group}_gradients_equal", not _differ(bits, plain))
+        place.gate(f"{name}_{group}_comparison_sees_an_order", _differ(turned, plain) > 0)
         place.figure(f"{name}_{group}_step_over_resident", found["seconds"] / expected["seconds"])
         place.figure(f"{name}_{group}_peak_over_resident", found["peak"] / max(1, expected["peak"]))
-        del streamed, host
+        del streamed, host, passes
 
 
-def _steps(place: Place, passes: Any, model: Any) -> dict[str, Any]:
+@contextlib.contextmanager
+def _attention(place: Place, *, is_plain: bool) -> Iterator[None]:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel(SDPBackend.MATH) if is_plain and place.is_card else contextlib.nullcontext():
+        yield
+
+
+def _differ(found: dict[str, Any], expected: dict[str, Any]) -> int:
+    """How many gradients are not the same to the bit."""
+    import torch
+
+    return sum(not torch.equal(gradient, found["gradients"][name]) for name, gradient in expected["gradients"].items())
+
+
+def _apart(found: dict[str, Any], expected: dict[str, Any]) -> float:
+    """The largest difference of a gradient, relative to its norm."""
+    pairs = ((gradient.double(), found["gradients"][name].double()) for name, gradient in expected["gradients"].items())
+    return max(float((one - other).norm() / one.norm().clamp(min=1e-30)) for one, other in pairs)
+
+
+def _steps(place: Place, passes: Any, model: Any, repeats: int = 4) -> dict[str, Any]:
     import torch
 
     gc.collect()
@@ -81,7 +127,7 @@ def _steps(place: Place, passes: Any, model: Any) -> dict[str, Any]:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     seconds = []
-    for _ in range(4):
+    for _ in range(repeats):
         model.zero_grad()
         if place.is_card:
             torch.cuda.synchronize()
@@ -92,7 +138,7 @@ def _steps(place: Place, passes: Any, model: Any) -> dict[str, Any]:
         seconds.append(time.perf_counter() - began_s)
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.requires_grad}
     peak = torch.cuda.max_memory_allocated() if place.is_card else 0
-    return {"seconds": statistics.median(seconds[1:]), "gradients": gradients, "peak": peak}
+    return {"seconds": statistics.median(seconds[-3:]), "gradients": gradients, "peak": peak}
 
 
 def _training(place: Place, files: Any) -> None:
@@ -102,7 +148,8 @@ def _training(place: Place, files: Any) -> None:
     layers = 6 if place.is_card else 2
     for name, streaming in (("resident", None), ("streamed", {"layers": layers, "group": 3, "places": 2, "host": "memory"})):
         recipe = {"method__kind": "qlora", "train__gradient_checkpointing": True}
-        run = divided.train(place, Division(name, recipe=recipe, streaming=streaming), files, data, precision, limit_s=_ENDS_S)
+        of = Division(name, recipe=recipe, streaming=streaming, environment={"BENCH_PLAIN_ATTENTION": "1"})
+        run = divided.train(place, of, files, data, precision, limit_s=_ENDS_S)
         losses[name] = divided.losses(run)
         place.figure(f"{name}_training_peak_bytes", divided.watched(run, 0)["peak_bytes"])
         material.remove(run, 1)

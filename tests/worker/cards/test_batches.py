@@ -41,11 +41,7 @@ def test_a_stage_takes_the_batches_that_are_on_its_card(monkeypatch: pytest.Monk
     task = SimpleNamespace(device="cuda", switches=dataclasses.replace(Switches(), copy_ahead=copy_ahead))
     clock = SimpleNamespace(begin=lambda: None, input_ready=lambda: None, count_passes=lambda *_: None)
     mine = SimpleNamespace(
-        clock=clock,
-        task=task,
-        compute_loss_context_manager=None,
-        hooks=SimpleNamespace(after_pass=None),
-        accelerator=SimpleNamespace(backward=None),
+        clock=clock, task=task, hooks=SimpleNamespace(after_pass=None), accelerator=SimpleNamespace(backward=None, autocast=None)
     )
     mine.copies_ahead = trainer.ShareTrainer.copies_ahead.fget(mine)  # type: ignore[attr-defined]
     items = iter([Item([{"input_ids": torch.ones(1, 4, dtype=torch.int64)}])])

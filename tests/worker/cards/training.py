@@ -172,6 +172,7 @@ class _Accelerator:
     def __init__(self, size: int) -> None:
         self.num_processes = size
         self.wrapped: Any = None
+        self.autocast = contextlib.nullcontext
 
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
@@ -205,7 +206,6 @@ def _trainer_init(self: Any, *, model: Any, args: Any, train_dataset: Any, callb
     self.state, self.model_accepts_loss_kwargs = SimpleNamespace(global_step=0), True
     self.lr_scheduler = SimpleNamespace(state_dict=dict)
     self.accelerator = _Accelerator(args.world_size)
-    self.compute_loss_context_manager = contextlib.nullcontext
 
 
 def _training_step(self: Any, model: Any, batch: dict[str, Any], count: Any) -> torch.Tensor:

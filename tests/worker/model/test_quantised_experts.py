@@ -203,6 +203,22 @@ def test_no_more_matrices_than_have_room_are_made_and_none_outlives_its_product(
     assert torch.equal(logits, whole), "however many are made at once"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_product_of_several_experts_is_that_of_each(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one kernel that cards have from Ampere on, as torch computes it on a CPU."""
+    torch.manual_seed(0)
+    rows, matrices, gradient = torch.randn(37, 64, dtype=dtype), torch.randn(5, 48, 64, dtype=dtype), torch.randn(37, 48, dtype=dtype)
+    each, parts = [10, 0, 7, 20, 0], (slice(0, 10), slice(10, 10), slice(10, 17), slice(17, 37), slice(37, 37))
+    expected = torch.cat([rows[part] @ matrix.t() for part, matrix in zip(parts, matrices, strict=True)])
+    expected_back = torch.cat([gradient[part] @ matrix for part, matrix in zip(parts, matrices, strict=True)])
+    for has in (False, True):
+        monkeypatch.setattr(fused_experts, "_has_grouped_product", lambda *_, has=has: has)
+        found, back = fused_experts.multiplied(rows, matrices, each), fused_experts.multiplied(gradient, matrices, each, is_back=True)
+        assert apart(found.float(), expected.float()) <= 1e-6 and apart(back.float(), expected_back.float()) <= 1e-6
+    other = fused_experts.multiplied(rows, matrices, [10, 7, 0, 20, 0])
+    assert apart(other.float(), expected.float()) > 0.1
+
+
 def test_an_expert_that_no_token_chose_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain("qwen3_moe", tmp_path)
     held = in_4_bits(tmp_path)

@@ -56,6 +56,19 @@ CASES = {
     "lora with dropout, pipeline of 3, streamed on two": Case(
         "lora", [12, 0, 0], [of(2), None, of(3, 1, 3)], {"micro_batch": 2, "stages": [2, 2, 4]}, {"method__dropout": 0.2}
     ),
+    "qlora in bf16 alone, two passes at a time": Case(
+        "qlora", [12], [of(8, 2)], {"micro_batch": 2, "precision": "bf16"}, {"train__precision": "bf16", "train__fused_loss": True}
+    ),
+    "lora in bf16, pipeline of 3, streamed on two": Case(
+        "lora",
+        [12, 0, 0],
+        [of(2), None, of(3, 1, 3)],
+        {"micro_batch": 2, "stages": [2, 2, 4], "precision": "bf16"},
+        {"train__precision": "bf16"},
+    ),
+    "qlora in fp16, ddp 6:6, streamed on both": Case(
+        "qlora", [6, 6], [of(8, 2), of(8, 2)], {"micro_batch": 2, "precision": "fp16"}, {"train__precision": "fp16"}
+    ),
     "qlora, pipeline of 3, all of the middle one": Case(
         "qlora", [12, 0, 0], [of(3), of(2, 1, 1), None], {"micro_batch": 3, "stages": [4, 2, 2]}, {}
     ),

@@ -46,9 +46,10 @@ NF4_PART = 0.9
 # What the host needs to start the kernels of one layer, forward, again (checkpointing) and backward: passes of 256 and 512 tokens take the same
 # 5.2 ms per layer (1.8B on an A100, published), 4.4 to 5.0 at 7B and 14B, 7.6 on an RTX 5090 in one report. NF4 starts more of them.
 LAUNCH_S_PER_LAYER = {None: 0.0050, quantisation.INT8: 0.0060, quantisation.NF4: 0.0065}
-# Experts in 4 bits or with adapters are computed one after the other (`homelab.worker.model.quantised_experts`), others in a few kernels. Assumed from the
-# line above, never measured: 30 kernels at 11 us each and six dequantisations at 70 us, of one expert in the three rounds of a pass.
-LAUNCH_S_PER_EXPERT = 0.00075
+# Experts in 4 bits or with adapters are computed some at a time (`homelab.worker.model.fused_experts`), others all at once. Of one expert in the three rounds
+# of a pass, measured on an H200 with a layer of Qwen3-30B-A3B and a product for each expert: 0.40 ms with 256 tokens, 0.41 with 2,048. One product for
+# several experts, from Ampere on, has not been measured.
+LAUNCH_S_PER_EXPERT = 0.0004
 # Long rows are less slow than their products of attention at the layers' pace: flash attention stays in the card's caches. Of 8,192 to 32,768
 # tokens, published for an A100: 1.4 to 1.7.
 ATTENTION_OVER_LAYERS = 1.5

@@ -113,7 +113,7 @@ class Stages(Strategy):
         """All passes of a step over the micro-batches of the whole batch; the loss of this rank."""
         model.train()
         batches = item.micro_batches if trainer.copies_ahead else copied(item.micro_batches, self._device, pin=self._device.type == "cuda")
-        pipeline = self._pipeline(model, trainer.compute_loss_context_manager, trainer.hooks.after_pass)
+        pipeline = self._pipeline(model, trainer.accelerator.autocast, trainer.hooks.after_pass)
         loss, work = pipeline.step(batches, item.seeds, count, trainer.accelerator.backward)
         self._sent_bytes = work.sent_bytes
         if self._table is not None:
