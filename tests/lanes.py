@@ -2,7 +2,8 @@
 
 With a process for each lane that collects by itself, every one of them would import torch and read all tests: half a minute of work.
 A file stays together, because its tests share a lab. The files are taken in the order of their collection. A test marked `shares_nothing`
-is handed out alone: else the longest file decides how long the whole takes.
+is handed out alone: else the longest file decides how long the whole takes. Trainings are for half of the lanes while there is other work:
+each lane that trains imports torch once more for that, ten seconds of a core, and the others wait for machines meanwhile.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class Lanes:
                 self.ended(session, lane)
                 continue
             if kind == "next":
-                items = self.files.popleft() if self.files else []
+                items = self.next_for(lane)
                 lane.left.extend(items)
                 lane.messages.send([session.items.index(item) for item in items])
             elif kind == "begins":
@@ -118,6 +119,16 @@ class Lanes:
                 lane.messages.send(not (session.shouldfail or session.shouldstop))
             else:
                 self.config.hook.pytest_warning_recorded.call_historic(kwargs=value)
+
+    def next_for(self, lane: Lane) -> list[pytest.Item]:
+        """The first file that is for this lane, or the first one."""
+        if not self.files:
+            return []
+        trains = sorted(each.number for each in self.open).index(lane.number) < (len(self.open) + 1) // 2
+        place = next((place for place, items in enumerate(self.files) if trains_models(items) == trains), 0)
+        items = self.files[place]
+        del self.files[place]
+        return items
 
     def report(self, lane: Lane, report: pytest.TestReport) -> None:
         name = f"lane {lane.number}"  # -v and the text of a failure show whose it is
@@ -150,6 +161,11 @@ class Lanes:
                         lane.messages.send([] if kind == "next" else False)
                 except (EOFError, OSError):
                     self.open.remove(lane)
+
+
+def trains_models(items: list[pytest.Item]) -> bool:
+    """Whether one of these tests forks ranks that train."""
+    return any("forks" in getattr(item, "fixturenames", ()) for item in items)
 
 
 class Reports:

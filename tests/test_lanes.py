@@ -112,3 +112,28 @@ def test_control_c_takes_every_lab_down(tmp_path: Path) -> None:
     output, _ = running.communicate(timeout=60)
     assert "KeyboardInterrupt" in output and running.returncode == 2
     assert sorted((tmp_path / "down").read_text().split()) == sorted((tmp_path / "waits").read_text().split())
+
+
+def test_trainings_are_for_half_of_the_lanes_while_others_have_something_to_do(tmp_path: Path) -> None:
+    """The lanes that do not train wait until all trainings are done: if they were given one, it would be theirs."""
+    trains = """
+@pytest.fixture(scope="session")
+def forks(): pass
+def test_trains(forks): say("trained", str(os.getpid()))
+"""
+    waits = """
+def test_waits():
+    import time
+    end = time.monotonic() + 20
+    while len((here / "trained").read_text().split() if (here / "trained").exists() else []) < 8:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    say("waited", str(os.getpid()))
+"""
+    write(tmp_path, {"test_a.py": trains, "test_b.py": trains, "test_c.py": waits, "test_d.py": waits})
+    write(tmp_path, {f"test_e{number}.py": trains for number in range(6)} | {f"test_f{number}.py": waits for number in range(2)})
+    line, environment = command(tmp_path, "--lanes", "4")
+    done = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    trained, waited = (set((tmp_path / name).read_text().split()) for name in ("trained", "waited"))
+    assert len(trained) <= 2 and waited - trained, "two of four lanes have never trained"

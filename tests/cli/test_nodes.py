@@ -135,8 +135,8 @@ else:
 @pytest.mark.parametrize(
     ("patch", "code", "check", "words"),
     [
-        ('sys.version_info = (3, 6, 0, "final", 0)', 1, "ssh.login", "needs 3.9 or newer"),
-        ('platform.python_version = lambda: "3.10.1"', 1, "python.version", "the worker needs 3.11"),
+        pytest.param('sys.version_info = (3, 6, 0, "final", 0)', 1, "ssh.login", "needs 3.9 or newer", marks=pytest.mark.thorough),
+        pytest.param('platform.python_version = lambda: "3.10.1"', 1, "python.version", "the worker needs 3.11", marks=pytest.mark.thorough),
         ("sys.path[:] = [folder for folder in sys.path if 'site-packages' not in folder]", 1, "python.packages", "torch, transformers, peft"),
         ("sys.path.insert(0, OTHER)", 1, "python.same", "transformers is 4.0.0 here"),
     ],

@@ -40,7 +40,7 @@ def with_run(verb: list[str], run: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "verb", [pytest.param(verb, id=verb[0], marks=pytest.mark.thorough if verb[0] in ("logs", "chat") else ()) for verb in VERBS]
+    "verb", [pytest.param(verb, id=verb[0], marks=pytest.mark.thorough if verb[0] != "status" else ()) for verb in VERBS]
 )
 def test_no_run_at_all_and_a_run_that_nobody_knows(fresh: Desk, verb: list[str]) -> None:
     error = complaint(fresh, *verb, code=2, as_json=verb == VERBS[0])
@@ -138,6 +138,7 @@ def test_a_damaged_folder_that_nobody_can_mend(launched: tuple[Desk, str]) -> No
     desk.homelab("runs")
 
 
+@pytest.mark.thorough
 def test_other_damaged_files_of_a_run_do_no_harm(launched: tuple[Desk, str]) -> None:
     desk, run = launched
     folder = desk.folder / "runs" / run

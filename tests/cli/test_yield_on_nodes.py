@@ -10,7 +10,8 @@ import pytest
 from scripts.practice.desk import Desk, wait_until
 from tests.cli.conftest import complaint
 
-pytestmark = pytest.mark.timeout(300)
+# The house on nodes (test_house_on_nodes) says in a usual run whether a node goes and comes back.
+pytestmark = [pytest.mark.timeout(300), pytest.mark.thorough]
 SKIPPED = ("--skip", "collective", "--skip", "model")
 
 

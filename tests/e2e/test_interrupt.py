@@ -35,7 +35,7 @@ MOMENTS = [
     (". starting torchrun", 0.0),
     pytest.param(". starting torchrun", 0.1, marks=pytest.mark.thorough),
     pytest.param(". starting torchrun", 0.3, marks=pytest.mark.thorough),
-    (ANNOUNCED, 0.0),
+    pytest.param(ANNOUNCED, 0.0, marks=pytest.mark.thorough),
 ]
 
 

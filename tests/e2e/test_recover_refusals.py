@@ -214,7 +214,7 @@ def test_two_at_once_start_one_attempt(stopped: Stopped) -> None:
 @pytest.mark.parametrize(
     ("marker", "delay_s"),
     [
-        (". starting torchrun", 0.0),
+        pytest.param(". starting torchrun", 0.0, marks=pytest.mark.thorough),
         pytest.param(". stopping", 0.1, marks=pytest.mark.thorough),
         pytest.param(". starting torchrun", 0.3, marks=pytest.mark.thorough),
     ],

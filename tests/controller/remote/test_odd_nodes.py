@@ -106,7 +106,21 @@ HARMLESS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("text", HARMLESS.values(), ids=HARMLESS)
+# Some write, some take away, some change the shell: one of each kind always, the others thoroughly.
+USUAL = (
+    "prints JSON",
+    "prints a megabyte",
+    "no PATH at all",
+    "another language",
+    "traces every command",
+    "its last command fails",
+    "another Python's environment",
+)
+
+
+@pytest.mark.parametrize(
+    "text", [pytest.param(HARMLESS[name], id=name, marks=() if name in USUAL else pytest.mark.thorough) for name in HARMLESS]
+)
 def test_a_start_file_that_is_harmless(cluster: Cluster, remote_lab: Lab, text: str) -> None:
     with start_file(remote_lab, ".bashrc", text + "\n"):
         assert findings(cluster) == {"node1": [], "node2": []}
@@ -148,7 +162,7 @@ def test_a_node_that_takes_longer_than_it_may(cluster: Cluster, remote_lab: Lab)
 RC_FILES = {"fish": ".config/fish/config.fish", "tcsh": ".tcshrc", "csh": ".cshrc", "bash": ".bashrc"}
 
 
-@pytest.mark.parametrize("shell", ["bash", "dash", "fish", "tcsh", "csh"])
+@pytest.mark.parametrize("shell", ["bash", "fish", *(pytest.param(shell, marks=pytest.mark.thorough) for shell in ("dash", "tcsh", "csh"))])
 def test_a_login_shell_of_another_language_that_greets_and_has_hardly_a_path(
     cluster: Cluster, shell_of: ShellOf, remote_lab: Lab, shell: str
 ) -> None:

@@ -99,6 +99,7 @@ def test_padding_never_needs_a_row_of_its_own_in_the_embedding() -> None:
     assert row_limits.padding_id(SimpleNamespace(pad_token_id=None), 64) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_command_that_widens_a_model_works(model: Path, tmp_path: Path) -> None:
     source, target = tmp_path / "narrow", tmp_path / "wide"

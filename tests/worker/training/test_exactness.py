@@ -105,7 +105,7 @@ CASES = {
 }  # fmt: skip
 # Each strategy, each method and a rank that idles in a few steps; thirty of them for shares that move.
 QUICK = {
-    SHORT: ("full packed on 5, one idle", "qlora on 3, checkpointed", "full by zero2 on 3", "full by zero3 on 3", "full by hsdp on 2 and 2"),
+    SHORT: ("full packed on 5, one idle", "qlora on 3, checkpointed", "full by zero2 on 3", "full by hsdp on 2 and 2"),
     LONG: ("lora on 5, measured within memory",),
 }  # fmt: skip
 

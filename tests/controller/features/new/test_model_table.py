@@ -30,7 +30,11 @@ def cluster_of(heading: str) -> Cluster:
     return Cluster(nodes=tuple(Node(name=f"n{number}", host=address_of(f"n{number}"), gpus=(gpu,)) for number, gpu in enumerate(gpus)))
 
 
-@pytest.mark.parametrize("model", MODELS)
+# The largest and the smallest take other ways, and every third one between them.
+QUICK = {*list(MODELS)[::3], list(MODELS)[-1]}
+
+
+@pytest.mark.parametrize("model", [model if model in QUICK else pytest.param(model, marks=pytest.mark.thorough) for model in MODELS])
 def test_the_table_says_what_new_chooses(model: str, tmp_path: Path) -> None:
     said = []
     for heading in HEAD:

@@ -92,17 +92,17 @@ ADAPTED_SOME = ("q_proj", "v_proj")
 @pytest.mark.parametrize(
     ("kind", "precision", "checkpointing", "targets", "vocabulary"),
     [
-        ("lora", "bf16", True, "all-linear", 64),
+        pytest.param("lora", "bf16", True, "all-linear", 64, marks=pytest.mark.thorough),
         ("lora", "bf16", True, "all-linear", 20_000),
         ("lora", "bf16", False, "all-linear", 64),
-        ("lora", "bf16", False, ADAPTED_SOME, 64),
+        pytest.param("lora", "bf16", False, ADAPTED_SOME, 64, marks=pytest.mark.thorough),
         ("lora", "fp32", True, "all-linear", 64),
         ("lora", "fp32", False, "all-linear", 20_000),
-        ("lora", "fp32", False, ADAPTED_SOME, 64),
-        ("full", "bf16", True, "all-linear", 64),
+        pytest.param("lora", "fp32", False, ADAPTED_SOME, 64, marks=pytest.mark.thorough),
+        pytest.param("full", "bf16", True, "all-linear", 64, marks=pytest.mark.thorough),
         ("full", "bf16", True, "all-linear", 4_000),
-        ("full", "bf16", False, "all-linear", 64),
-        ("full", "fp32", True, "all-linear", 64),
+        pytest.param("full", "bf16", False, "all-linear", 64, marks=pytest.mark.thorough),
+        pytest.param("full", "fp32", True, "all-linear", 64, marks=pytest.mark.thorough),
         ("full", "fp32", False, "all-linear", 20_000),
     ],
 )

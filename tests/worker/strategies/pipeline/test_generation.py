@@ -180,7 +180,7 @@ def test_final_of_a_pipeline_is_the_whole_adapter(run: Path, forks: harness.Fork
     assert answers(across(forks, cut, 2, [5, 7])) == [answer] == [of_the_whole(run)]
 
 
-@pytest.mark.parametrize("fault", ["skipping", "forgetting"])
+@pytest.mark.parametrize("fault", [pytest.param("skipping", marks=pytest.mark.thorough), "forgetting"])
 def test_a_wrong_answer_is_seen(fault: str, run: Path, forks: harness.Forks) -> None:
     """The comparison above is one that can fail."""
     assert answers(across(forks, run, 2, [7, 3, 2], entry=fault)) != [of_the_whole(run)]

@@ -157,7 +157,7 @@ def counted_twice() -> int:
     return main()
 
 
-@pytest.mark.parametrize("step", [0, 4])
+@pytest.mark.parametrize("step", [0, pytest.param(4, marks=pytest.mark.thorough)])
 def test_copies_that_differ_in_a_bit_do_not_start(step: int, forks: harness.Forks, tmp_path: Path, tied: Path, data: Path) -> None:
     run = harness.make_run(tmp_path / "run", tied, data, **COMMON | LENGTH[SHORT] | {"method__kind": "full", "train__steps": step + 1})
     if step:
@@ -207,6 +207,7 @@ def test_killed_and_gone_on_with_another_cut_and_another_strategy(
     assert_the_same(run, reference("full", False, SHORT), {2: (begin + 1, 3), 3: (5, 2), 4: (6, 3)}, SHORT)
 
 
+@pytest.mark.thorough
 def test_the_best_weights_and_the_kept_checkpoints_are_those_of_one_process(
     forks: harness.Forks, tmp_path: Path, tied: Path, data: Path
 ) -> None:
@@ -242,6 +243,7 @@ def test_fp16_skips_the_steps_of_one_process(case: Case, forks: harness.Forks, t
     test_fp16.assert_the_same(run, one, {1: (1, len(case.stages))})
 
 
+@pytest.mark.thorough
 def test_a_reward_model_of_all_weights_has_no_second_copy(forks: harness.Forks, tmp_path: Path, tied: Path) -> None:
     """Its head is another one, so nothing is tied any more."""
     rows = harness.write_jsonl(tmp_path / "pairs.jsonl", pairs(44))
