@@ -125,7 +125,7 @@ def _device_tree() -> str:
 
 def _card(index: int, entry: Element) -> JsonObject:
     power = _first(entry, "gpu_power_readings", "power_readings")
-    link = "pci/pci_gpu_link_info/link_widths/"
+    link = "pci/pci_gpu_link_info/"
     return {
         "index": index,
         "name": _text(entry, "product_name") or "a card without a name",
@@ -142,8 +142,9 @@ def _card(index: int, entry: Element) -> JsonObject:
         "power_limit_w": _either(power, "current_power_limit", "power_limit", "enforced_power_limit"),
         "power_limit_default_w": _either(power, "default_power_limit"),
         "slowed_by": _slowed_by(entry),
-        "pcie_width": _whole(entry, link + "current_link_width"),
-        "pcie_width_max": _whole(entry, link + "max_link_width"),
+        "pcie_generation": _whole(entry, link + "pcie_gen/max_link_gen"),  # an idle card lowers the current one
+        "pcie_width": _whole(entry, link + "link_widths/current_link_width"),
+        "pcie_width_max": _whole(entry, link + "link_widths/max_link_width"),
         "compute_mode": _text(entry, "compute_mode"),
         "mig": _yes(entry, "mig_mode/current_mig"),
         "mig_bytes": [_bytes(device, "fb_memory_usage/total") or 0 for device in entry.findall("mig_devices/mig_device")],

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Optional
 
-from homelab.shared.markers import Longest
-from homelab.shared.protocol.marks import Pid, Run
+from homelab.shared.markers import AtLeast, AtMost, Longest
+from homelab.shared.protocol.marks import OR_NONE, Pid, Run
 from homelab.shared.protocol.message import Message
+
+Generation = Annotated[Optional[Annotated[int, AtLeast(1), AtMost(6)]], OR_NONE]
+Lanes = Annotated[Optional[Annotated[int, AtLeast(1), AtMost(32)]], OR_NONE]
 
 
 class GpuHolder(Message):
@@ -40,8 +43,9 @@ class GpuFacts(Message):
     compute_capability: str | None = None
     compute_mode: str | None = None  # "Default" | "Exclusive_Process" | "Prohibited"
     slowed_by: Annotated[tuple[str, ...], Longest(1000)] = ()  # active reasons for lower clocks: "gpu_idle", "hw_thermal_slowdown", ...
-    pcie_width: int | None = None  # lanes
-    pcie_width_max: int | None = None
+    pcie_generation: Generation = None  # of PCIe: the lower of what the card and its slot can have
+    pcie_width: Lanes = None  # now
+    pcie_width_max: Lanes = None
     shares_memory: bool | None = None  # it computes in the machine's memory; None where the node cannot tell
     mig: bool = False
     mig_bytes: Annotated[tuple[int, ...], Longest(1000)] = ()  # memory of each MIG instance

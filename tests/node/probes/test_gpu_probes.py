@@ -62,7 +62,7 @@ def test_one_card_in_full() -> None:
             "memory_total_bytes": 16303 * MIB, "memory_used_bytes": 2 * MIB,
             "memory_reserved_bytes": 441 * MIB, "memory_free_bytes": 15860 * MIB, "temperature_c": 33.0, "utilization_percent": 0.0,
             "power_w": 9.8, "power_limit_w": 300.0, "power_limit_default_w": 300.0, "slowed_by": ["gpu_idle"],
-            "pcie_width": 16, "pcie_width_max": 16, "compute_mode": "Default", "mig": False, "mig_bytes": [], "mig_free_bytes": [], "recovery_action": None,
+            "pcie_generation": 4, "pcie_width": 16, "pcie_width_max": 16, "compute_mode": "Default", "mig": False, "mig_bytes": [], "mig_free_bytes": [], "recovery_action": None,
             "errors_now": None, "errors_ever": None, "errors_mended": 0, "repair_pending": False, "repair_failed": False, "holders": [],
         }
     ]  # fmt: skip
