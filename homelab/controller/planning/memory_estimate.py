@@ -6,6 +6,7 @@ from typing import Literal
 
 from homelab.controller.base.models import Value
 from homelab.controller.base.units import gigabytes
+from homelab.controller.planning.pcie_link import PcieLink
 
 
 class MemoryItem(Value):
@@ -16,7 +17,8 @@ class MemoryItem(Value):
 
 
 class StreamingPlan(Value):
-    """Layers of a rank that come from its host, see `homelab.shared.law.streaming`: each has `layer_bytes`, and so many bytes come in a second."""
+    """Layers of a rank that come from its host, see `homelab.shared.law.streaming`: each has `layer_bytes`, and so many bytes come in a second.
+    That rate is the one of `link`. Without a link it is assumed: a disk, or a card whose link is not known."""
 
     layers: int
     group: int
@@ -24,6 +26,7 @@ class StreamingPlan(Value):
     places: int
     layer_bytes: int
     bytes_per_s: float
+    link: PcieLink | None = None
 
     @property
     def host_bytes(self) -> int:
@@ -36,11 +39,15 @@ class StreamingPlan(Value):
         return max(compute_s, 2 * groups * self.host_bytes / self.bytes_per_s) + self.layer_bytes / self.bytes_per_s
 
     @property
+    def rate(self) -> str:
+        """In words, with its source."""
+        return f"{self.bytes_per_s / 1e9:.3g} GB/s ({'assumed' if self.link is None else f'by its link: {self.link.text}'})"
+
+    @property
     def text(self) -> str:
         """In words."""
         layers = "1 layer is" if self.layers == 1 else f"{self.layers} layers are"
-        rate = f"{self.bytes_per_s / 1e9:g} GB/s (assumed)"
-        return f"{layers} streamed from the host's {self.host}: {gigabytes(self.host_bytes)} GB, at {rate}"
+        return f"{layers} streamed from the host's {self.host}: {gigabytes(self.host_bytes)} GB, at {self.rate}"
 
 
 class DryRun(Value):

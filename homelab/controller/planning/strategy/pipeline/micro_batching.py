@@ -137,6 +137,7 @@ class MicroBatching:
             places=streamed_memory.PLACES_AT_ONCE,
             layer_bytes=self._layer_bytes,
             bytes_per_s=room.bytes_per_s,
+            link=room.link,
         )
         inputs_bytes = 0 if self._kept_layers(layers) else room.held_bytes(layers * in_flight, self._boundary_bytes(rank))
         return streaming if room.takes(room.held_bytes(count, self._layer_bytes) + inputs_bytes) else None

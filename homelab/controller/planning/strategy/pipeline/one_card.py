@@ -31,7 +31,7 @@ class OneCard:
         how = "which has room for the whole model"
         if self.streaming is not None:
             streamed = f"{gigabytes(self.streamed_bytes, '.2g')} of {gigabytes(self.layers_bytes, '.2g')} GB"
-            how = f"with {streamed} of its layers in host memory, at {self.streaming.bytes_per_s / 1e9:.0f} GB/s of PCIe (assumed)"
+            how = f"with {streamed} of its layers in host memory, at {self.streaming.rate}"
         return f"{self.node} alone, {how}: {self.tokens_per_s:.0f} tokens/s; as a pipeline {tokens_per_s:.0f}"
 
     def instead_of(self, tokens_per_s: float) -> FewerNodes | None:
@@ -40,8 +40,7 @@ class OneCard:
             return None
         streamed = ""
         if self.streaming is not None:
-            rate = f"{self.streaming.bytes_per_s / 1e9:.0f} GB/s assumed"
-            streamed = f" with {gigabytes(self.streamed_bytes, '.2g')} GB of layers from its host's memory ({rate})"
+            streamed = f" with {gigabytes(self.streamed_bytes, '.2g')} GB of layers from its host's memory at {self.streaming.rate}"
         because = f"alone{streamed} it does {self.tokens_per_s:.0f} tokens/s, as a pipeline all do {tokens_per_s:.0f}"
         return FewerNodes(nodes=(self.node,), edit=f"stay on {self.node}", because=because)
 

@@ -18,7 +18,7 @@ from homelab.controller.planning.types import Choice
 from homelab.controller.planning.work.job import TrainingJob
 
 _MICRO_BATCHES = (1, 2, 4, 8, 16)
-_AS_FAST = 1.03  # of these, the one that streams the fewest layers: rates of transfers are assumed
+_AS_FAST = 1.03  # of these, the one that streams the fewest layers: the rates of transfers are not measured
 _GROUPS_BYTES = 4 * 2**30  # of a host's memory that the layers' inputs take at most, before groups get smaller
 
 
@@ -121,6 +121,7 @@ def _with_rows(job: TrainingJob, slot: RankSlot, rows: int) -> StreamedRank | No
         places=streamed_memory.PLACES_AT_ONCE,
         layer_bytes=layer_bytes,
         bytes_per_s=room.bytes_per_s,
+        link=room.link,
     )
     memory = MemoryEstimate(items=on_device(count), available_bytes=available_bytes)
     return StreamedRank(slot, rows, memory, streaming, streaming.step_s(compute_s, len(passes)))

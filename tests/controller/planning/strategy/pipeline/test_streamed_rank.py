@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import itertools
+import json
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from homelab.controller.planning.machines import host_room
 from homelab.controller.planning.memory.scenario import DoesNotFit
+from homelab.controller.planning.memory_estimate import StreamingPlan
 from homelab.controller.planning.plan import make
+from homelab.controller.planning.render import plan_table
 from homelab.controller.planning.strategy import registry
 from homelab.controller.planning.strategy.pipeline import streamed_rank
 from homelab.controller.planning.types import Plan
@@ -22,8 +27,8 @@ GB = 10**9
 LLAMA_8B, LLAMA_70B = "meta-llama/Meta-Llama-3-8B", "meta-llama/Meta-Llama-3-70B"
 
 
-def plan_of(cards_gb: list[float], model: str, *, host_gb: float | None = None, **tables: Any) -> Plan:
-    """Offline, or with so much free memory on every host."""
+def plan_of(cards_gb: list[float], model: str, *, host_gb: float | None = None, link: tuple[int, int] | None = None, **tables: Any) -> Plan:
+    """Offline, or with so much free memory on every host, and cards on such a link: (generation, lanes)."""
     names = NAMES[: len(cards_gb)]
     nodes = {name: {"gpus": [{"model": "RTX 4090", "vram_gb": size}]} for name, size in zip(names, cards_gb, strict=True)}
     recipe = builders.recipe(
@@ -40,6 +45,7 @@ def plan_of(cards_gb: list[float], model: str, *, host_gb: float | None = None, 
                 "memory_total_bytes": int(size * 2**30),
                 "memory_used_bytes": 0,
                 "compute_capability": "8.9",
+                **({"pcie_generation": link[0], "pcie_width": link[1], "pcie_width_max": 16} if link else {}),
             }
             memory = {"memory_total_bytes": int(2 * host_gb * GB), "memory_available_bytes": int(host_gb * GB)}
             gpu = {"nvidia_smi": "ok", "driver_version": "580.95.05", "driver_cuda": "13.0", "cards": [card]}
@@ -111,3 +117,49 @@ def test_a_slow_transfer_is_in_the_time(monkeypatch: pytest.MonkeyPatch) -> None
     (rank,) = slow.ranks
     assert rank.streaming is not None and fast.time is not None and slow.time is not None
     assert slow.time.step_s >= 2 * rank.streaming.host_bytes / 5e7 > 2 * fast.time.step_s
+
+
+def test_a_card_with_few_lanes_makes_the_step_longer() -> None:
+    """A slot, a laptop, an external case, a riser; and as assumed."""
+    full, laptop, external, riser, assumed = (
+        plan_of([4], LLAMA_8B, host_gb=16, link=link) for link in ((4, 16), (4, 8), (3, 4), (3, 1), None)
+    )
+    times = [plan.time.step_s for plan in (full, laptop, external, riser) if plan.time is not None]
+    assert len(times) == 4 and times == sorted(times) and times[0] < times[1] and times[3] > 1.8 * times[0]
+    (rank,) = riser.ranks
+    assert rank.streaming is not None and times[3] >= 2 * rank.streaming.host_bytes / (0.8 * 0.985e9)
+    # 8 lanes of PCIe 4.0 carry about what is assumed without a link
+    assert assumed.time is not None and times[1] == pytest.approx(assumed.time.step_s, rel=0.05)
+
+
+def test_a_pipeline_counts_with_the_links_too() -> None:
+    full, riser = (plan_of([16, 8, 8], LLAMA_70B, host_gb=64, link=link) for link in ((4, 16), (3, 1)))
+    assert full.time is not None and riser.time is not None and riser.time.step_s > 2 * full.time.step_s
+    assert all(rank.streaming is not None and rank.streaming.link is not None and rank.streaming.link.lanes == 1 for rank in riser.ranks)
+
+
+@pytest.mark.parametrize(
+    ("link", "rate", "as_json"),
+    [
+        ((4, 8), "12.6 GB/s (by its link: PCIe 4.0, 8 lanes)", {"generation": 4, "lanes": 8}),
+        ((3, 1), "0.788 GB/s (by its link: PCIe 3.0, 1 lane)", {"generation": 3, "lanes": 1}),
+        (None, "12 GB/s (assumed)", None),
+    ],
+)
+def test_the_plan_says_where_the_rate_comes_from(link: tuple[int, int] | None, rate: str, as_json: dict[str, int] | None) -> None:
+    plan = plan_of([4], LLAMA_8B, host_gb=16, link=link)
+    (rank,) = plan.ranks
+    assert rank.streaming is not None and rank.streaming.text.endswith(f" GB, at {rate}")
+    assert any(choice.subject == "layers" and choice.value == rank.streaming.text for choice in plan.choices)
+    assert json.loads(plan.model_dump_json())["ranks"][0]["streaming"]["link"] == as_json
+    console = Console(file=io.StringIO(), width=200)
+    with console.capture() as printed:
+        console.print(plan_table.table(plan))
+    assert rate in printed.get()
+    assert Plan.model_validate_json(plan.model_dump_json()).ranks == plan.ranks
+
+
+def test_a_plan_of_an_older_version_is_read() -> None:
+    (rank,) = plan_of([4], LLAMA_8B, host_gb=16).ranks
+    assert rank.streaming is not None
+    assert StreamingPlan.model_validate(rank.streaming.model_dump(exclude={"link"})) == rank.streaming
