@@ -20,16 +20,16 @@ class Part:
         return f"benchmarks.gpu_parts.{self.name}"
 
 
-# What nobody has seen on a card comes first; from `eightbit` on, parts were measured once. One part at a time: a rank that waits in NCCL keeps
+# What nobody has seen on a card comes first; from `objectives` on, parts were measured once. One part at a time: a rank that waits in NCCL keeps
 # the card busy, and products of another process beside it had 1 % of their speed (measured).
 PARTS = (
     Part("streaming", "layers from the host: bits, bytes per second, seconds and memory of a step", 45, 240),
     Part("mixtures", "routed experts in 4 bits: codes, products, seconds of an expert, a training divided in two", 45, 300),
-    Part("objectives", "pairs and labels: losses in fp32 beside a CPU's, in bf16, with bases of 4 bits", 60, 200),
     Part("recovery", "a killed rank, with a process that waits for its place and without one", 60, 240),
     Part("parting", "who waits over NCCL for a peer that is gone saves its last whole step when it is told to end", 45, 240),
     Part("stages", "a pipeline: does it end, is it the training of one process, are its seconds its own, on a full card", 60, 300),
     Part("shards", "sharded trainings: the law, memory while they load, resume, shares beside a late rank", 60, 300),
+    Part("objectives", "pairs and labels: losses in fp32 beside a CPU's, in bf16, with bases of 4 bits", 60, 200),
     Part("eightbit", "a base of 8 bits: codes and loss beside a CPU's, speed and memory beside 4 and 16 bits", 30, 150),
     Part("evening", "preflight, launch, a killed rank, recover, chat, merge, gguf and report, as a person types them", 90, 420),
     Part("held", "bytes of the context and of each communicator; what open receives cost", 20, 120),

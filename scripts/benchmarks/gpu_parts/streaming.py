@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import stream
-from benchmarks.gpu_parts import divided, material
+from benchmarks.gpu_parts import divided, material, ranks
 from benchmarks.gpu_parts.divided import Division
 from benchmarks.gpu_parts.place import Place
 
@@ -23,19 +23,22 @@ from homelab.shared.protocol.quantisation import NF4
 _COPIED_BYTES = 256 * 2**20
 _BASES = {"4_bit": NF4, "16_bit": None}
 _ENDS_S = 60.0
+_BUDGET_BYTES = 4 * 10**9
 
 
 def measure(place: Place) -> None:
-    """Bits first: what a card holds when a copy under way overwrites it would be silent."""
+    """Whole trainings first, which no card has run well: a card's copy that overwrites what computes would be silent."""
+    small = material.model(place.folder / "small", "small" if place.is_card else "tiny", "float32", place.device)
+    with place.attempt("a training"):
+        _training(place, small)
+    with place.attempt("a small card"):
+        _small_card(place)
     if place.is_card:
         with place.attempt("bytes per second"):
             _rates(place)
-    small = material.model(place.folder / "small", "small" if place.is_card else "tiny", "float32", place.device)
     for name, how in _BASES.items():
         with place.attempt(f"small, {name}"):
             _beside_resident(place, f"small_{name}", small, how, tokens=64)
-    with place.attempt("a training"):
-        _training(place, small)
     if place.is_card:
         large = material.model(place.folder / "large", "1.1B", device=place.device)
         for name, how in _BASES.items():
@@ -155,3 +158,30 @@ def _training(place: Place, files: Any) -> None:
         material.remove(run, 1)
     place.run("a training", **losses)
     place.gate("a_streamed_training_is_a_resident_one", losses["resident"] == losses["streamed"])
+
+
+def _small_card(place: Place) -> None:
+    """3B in 4 bits with all of its layers on the host, in a part of the card as large as a laptop's: tokens per second beside a resident training."""
+    shape = "3B" if place.is_card else "tiny"
+    layers = int(material.SHAPES[shape]["num_hidden_layers"])
+    files = material.model(place.folder / "3B", shape, device=place.device)
+    data = material.rows(place.folder / "long.jsonl", [1000 if place.is_card else 60] * 72)
+    recipe = {"method__kind": "qlora", "train__gradient_checkpointing": True, "train__seq_len": 1024}
+    rates = {}
+    for name, streaming in (("resident", None), ("streamed", {"layers": layers, "group": 6, "places": 2, "host": "memory"})):
+        limits = {"PYTORCH_ALLOC_CONF": _budget()} if streaming and place.is_card else {}
+        of = Division(f"3B {name}", recipe=recipe, streaming=streaming, environment=limits)
+        run = divided.train(place, of, files, data, "bf16" if place.is_card else "fp32", limit_s=2 * _ENDS_S, steps=6)
+        lines = ranks.lines(run, 1, 0)[2:]  # kernels are chosen before
+        rates[name] = sum(line["tokens"] for line in lines) / sum(line["step_s"] for line in lines)
+        place.figure(f"3B_{name}_tokens_per_s", rates[name])
+        place.figure(f"3B_{name}_peak_bytes", divided.watched(run, 0)["peak_bytes"])
+        material.remove(run, 1)
+    place.figure("3B_streamed_over_resident", rates["streamed"] / rates["resident"])
+
+
+def _budget() -> str:
+    """What lets a process have so much of the card and no more."""
+    import torch
+
+    return f"expandable_segments:True,per_process_memory_fraction:{_BUDGET_BYTES / torch.cuda.mem_get_info(0)[1]:.6f}"

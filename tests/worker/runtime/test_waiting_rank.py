@@ -60,7 +60,7 @@ def test_those_that_wait_go_on_as_new_processes_would(forks: harness.Forks, tmp_
     idle = waiting(run, 0)
     try:
         for process in (*processes, idle):
-            harness.wait_for(lambda pid=process.pid: files.text(f"/proc/{pid}/comm") == waiting_mark.WAITS, timeout_s=60)
+            harness.wait_for(lambda pid=process.pid: files.text(f"/proc/{pid}/comm") == waiting_mark.WAITS, timeout_s=120)
         assert "libtorch" in Path(f"/proc/{processes[0].pid}/maps").read_text(), "its imports are done"
         assert _score(processes[0].pid) == 1000, "where memory ends it goes first"
         held = sum(
@@ -82,7 +82,7 @@ def test_those_that_wait_go_on_as_new_processes_would(forks: harness.Forks, tmp_
             assert process.stdin is not None
             process.stdin.write(json.dumps(said).encode() + b"\n")
             process.stdin.flush()
-        harness.wait_for(lambda: files.text(f"/proc/{processes[0].pid}/comm") == waiting_mark.AT_WORK, timeout_s=20)
+        harness.wait_for(lambda: files.text(f"/proc/{processes[0].pid}/comm") == waiting_mark.AT_WORK, timeout_s=60)
         assert _score(processes[0].pid) == _score(os.getpid()) < 1000, "and as a rank it is like any other"
         for rank, process in enumerate(processes):
             printed, _ = process.communicate(timeout=100)
