@@ -182,11 +182,14 @@ class LayerMajor:
 
 
 class _Noting(StandIn):
-    """Notes what it is given, and hands on what comes in, or what it is told to."""
+    """Notes what it is given, and hands on what comes in, or what it is told to. It shows the weights of its layer as the layer does: a thread that
+    saves them at a stop may read the model at any moment (`training.parting_save`)."""
 
     def __init__(self, original: torch.nn.Module, given: _Given) -> None:
         super().__init__(original)
         self.given = given
+        for held in ("_parameters", "_buffers", "_modules"):
+            self.__dict__[held] = original.__dict__[held]
 
     def forward(self, hidden_states: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
         if self.given.hidden is not None:

@@ -14,6 +14,7 @@ import torch
 
 from homelab.shared.protocol.quantisation import INT8, NF4
 from homelab.shared.recipe import Method
+from homelab.worker.checkpoints import weights
 from homelab.worker.errors import WorkerError
 from homelab.worker.model import build, host_layers
 from homelab.worker.model.host_layers import HostLayers
@@ -227,3 +228,20 @@ def test_what_is_trained_before_and_behind_the_layers_learns_too(files: Path) ->
     streamed = adapted(files, NF4, host, LAYERS, targets)
     assert differing(resident, stepped(streamed, lambda: by_layer(streamed, host, batches(), 2))) == []
     assert all(float(gradient.abs().max()) > 0 for gradient in resident[0][1].values())
+
+
+def test_weights_are_seen_whole_at_any_moment_of_a_step(files: Path) -> None:
+    """A stop saves them from another thread, while stand-ins are in the places of the layers: a checkpoint without those of the layers could not be loaded."""
+    host = HostLayers(torch.device("cpu"))
+    streamed = adapted(files, None, host, 3)
+    seen: list[dict[str, torch.Tensor]] = []
+    watching = [
+        part.register_forward_hook(lambda *_: seen.append(weights.trained(streamed)))
+        for part in (decoder_of(streamed).embed_tokens, decoder_of(streamed).layers[4].mlp, decoder_of(streamed).norm)
+    ]
+    by_layer(streamed, host, batches(), BATCHES)
+    for handle in watching:
+        handle.remove()
+    whole = weights.trained(streamed)
+    assert len(seen) == 6 * BATCHES, "before, in and behind the layers, each twice"
+    assert all(list(one) == list(whole) and all(one[name].data_ptr() == whole[name].data_ptr() for name in whole) for one in seen)
