@@ -84,7 +84,7 @@ class LayerMajor:
         losses, gradients = [], []
         hidden, group = self.forward(batches, seeds)
         for batch, seed, last in zip(batches, seeds, hidden, strict=True):
-            leaf = last.detach().requires_grad_()
+            leaf = last.detach().requires_grad_(last.requires_grad)
             self.seed(seed)
             with self.behind(leaf), self.context():
                 loss = loss_of(batch)
@@ -96,15 +96,19 @@ class LayerMajor:
         return losses
 
     def forward(self, batches: Sequence[Batch], seeds: Sequence[int]) -> tuple[list[torch.Tensor], Group]:
-        """The hidden states behind the last layer, without a graph, and what their backward pass needs."""
+        """The hidden states behind the last layer, without a graph, and what their backward pass needs.
+
+        A layer computes as in its backward pass and as a resident one: what needs a gradient says so, although nothing is kept for it. torch and
+        transformers take other kernels where nothing needs one.
+        """
         group = Group(seeds, [self._enter(batch, seed) for batch, seed in zip(batches, seeds, strict=True)])
         hidden = [_plain(given.entered) for given in group.given]
         self.host.begin([*self.numbers, *reversed(self.numbers)])
         for place, number in enumerate(self.numbers):
             group.inputs.append([self._kept(one) for one in hidden])
-            with self.host.computing(number), torch.no_grad():
+            with self.host.computing(number), torch.autograd.graph.saved_tensors_hooks(_dropped, _dropped):
                 for index in range(len(hidden)):
-                    hidden[index] = self._through(number, place, group, index, hidden[index])
+                    hidden[index] = _plain(self._through(number, place, group, index, hidden[index]))
             self.after_layer()
         return hidden, group
 
@@ -112,7 +116,6 @@ class LayerMajor:
         """Add the gradients of all weights, from those of the last hidden states; those of the first hidden states, where `to_input` or something before
         the layers is trained, which then gets its own."""
         self.host.begin([*reversed(self.numbers), *self.numbers])
-        entered = [given.entered for given in group.given]
         coming: list[torch.Tensor | None] = list(gradients)
         self.host.has_graph = True
         try:
@@ -120,17 +123,16 @@ class LayerMajor:
                 inputs = group.inputs.pop()
                 with self.host.computing(number):
                     for index, kept in enumerate(inputs):
-                        given = entered[index]
-                        wants = place > 0 or to_input or (given is not None and given.requires_grad)
-                        hidden = kept.to(gradients[index].device, non_blocking=True).detach().requires_grad_(wants)
+                        hidden = kept.detach().to(gradients[index].device, non_blocking=True).requires_grad_(kept.requires_grad)
                         left = self._through(number, place, group, index, hidden)
                         if left.requires_grad:
                             torch.autograd.backward(left, coming[index])
-                        coming[index] = hidden.grad if wants else None
+                        coming[index] = hidden.grad
                 self.after_layer()
         finally:
             self.host.has_graph = False
-        for before, gradient in zip(entered, coming, strict=True):
+        for given, gradient in zip(group.given, coming, strict=True):
+            before = given.entered
             if before is not None and before.requires_grad and gradient is not None and not to_input:
                 torch.autograd.backward(before, gradient)
         return coming
@@ -164,8 +166,8 @@ class LayerMajor:
         if hidden.device.type != "cuda":
             return hidden
         kept = torch.empty(hidden.shape, dtype=hidden.dtype, pin_memory=True)
-        kept.copy_(hidden, non_blocking=True)
-        return kept
+        kept.copy_(hidden.detach(), non_blocking=True)
+        return kept.requires_grad_(hidden.requires_grad)
 
     @contextlib.contextmanager
     def _stand_ins(self, given: _Given) -> Iterator[None]:
@@ -200,6 +202,11 @@ class _Noting(StandIn):
         return hidden_states
 
 
-def _plain(entered: torch.Tensor | None) -> torch.Tensor:
-    assert entered is not None, "the model called no layer"
-    return entered.detach()
+def _plain(hidden: torch.Tensor | None) -> torch.Tensor:
+    """The same hidden states without their graph; they still say whether they need a gradient."""
+    assert hidden is not None, "the model called no layer"
+    return hidden.detach().requires_grad_(hidden.requires_grad)
+
+
+def _dropped(_kept: object) -> None:
+    """What a graph would keep of a tensor: nothing, and nobody goes back through it."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import itertools
 import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -211,13 +213,13 @@ def test_a_disk_that_refuses_a_layer_is_said_and_nothing_is_left(
 
 
 def test_a_layer_computes_twice_forward(files: Path) -> None:
-    """Once without a graph, and once for its gradient: torch's checkpointing in the model does not add a third time."""
+    """Once for the next layer, and once for its gradient: torch's checkpointing in the model does not add a third time."""
     host = HostLayers(torch.device("cpu"))
     streamed = adapted(files, NF4, host, 3)
     calls = []
     decoder_of(streamed).layers[4].mlp.register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
     by_layer(streamed, host, batches(), BATCHES)
-    assert calls == [False] * BATCHES + [True] * BATCHES
+    assert calls == [True] * 2 * BATCHES
 
 
 def test_what_is_trained_before_and_behind_the_layers_learns_too(files: Path) -> None:
@@ -245,3 +247,33 @@ def test_weights_are_seen_whole_at_any_moment_of_a_step(files: Path) -> None:
     whole = weights.trained(streamed)
     assert len(seen) == 6 * BATCHES, "before, in and behind the layers, each twice"
     assert all(list(one) == list(whole) and all(one[name].data_ptr() == whole[name].data_ptr() for name in whole) for one in seen)
+
+
+def by_graph(module: Any, inputs: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+    """As kernels do that have no backward pass: another result where no gradient will be asked for."""
+    return output if torch.is_grad_enabled() and inputs[0].requires_grad else output * 1.001
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["layers.5.mlp.up_proj", "layers.6.mlp.up_proj"]])
+def test_what_computes_otherwise_without_a_graph_does_so_where_a_resident_layer_does(targets: Any, files: Path) -> None:
+    """torch takes another kernel for attention, and a router of transformers another product (kolibri1), where nothing needs a gradient."""
+    host = HostLayers(torch.device("cpu"), in_turn=True)
+    model, streamed = adapted(files, None, targets=targets), adapted(files, None, host, LAYERS, targets)
+    for one in (model, streamed):
+        for layer in decoder_of(one).layers:
+            layer.input_layernorm.register_forward_hook(by_graph)
+    resident = stepped(model, lambda: in_order(model, batches()))
+    seen = stepped(streamed, lambda: by_layer(streamed, host, batches(), 2))
+    assert [loss for loss, _ in seen] == [loss for loss, _ in resident]
+    assert differing(resident, seen) == []
+
+
+def test_a_forward_pass_keeps_nothing_for_its_gradient(files: Path) -> None:
+    host = HostLayers(torch.device("cpu"))
+    streamed = adapted(files, None, host, LAYERS)
+    kept: list[Any] = []
+    decoder_of(streamed).layers[4].mlp.act_fn.register_forward_hook(lambda _module, _inputs, output: kept.append(weakref.ref(output)))
+    passes = LayerMajor(decoder_of(streamed), range(LAYERS), host, contextlib.nullcontext, torch.manual_seed, lambda: None)
+    hidden, group = passes.forward(batches(), [1] * BATCHES)
+    assert [one() for one in kept] == [None] * BATCHES
+    assert not any(one.grad_fn for one in (*hidden, *itertools.chain(*group.inputs)))
