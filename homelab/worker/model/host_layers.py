@@ -109,8 +109,9 @@ class HostLayers:
         held = self.book.place_of(number)
         if held is None:
             held = self.book.taken_for(number, self.upcoming)
-            self._load(number, held)
         place = self._places_now()[held]
+        if place.layer != number:  # also where an earlier load has found no room
+            self._load(number, held)
         if place.coming is not None:
             place.coming.result()
             place.coming = None
@@ -134,10 +135,10 @@ class HostLayers:
         place, layer = self._places_now()[held], self.layers[number]
         if place.layer is not None:
             self.layers[place.layer].leave()
+            place.layer = None
         if self.in_turn:  # the bytes of a layer that left are nowhere, and the new one comes to other ones
             place.block.fill_(_POISON)
             place.block = torch.empty_like(place.block)
-        place.layer = number
         there = place.block[: layer.block.numel()]
         if self._stream is None:
             assert self._thread is not None
@@ -153,6 +154,7 @@ class HostLayers:
                 place.arrived.record(self._stream)
         for piece in layer.pieces:
             piece.look_into(place.block)
+        place.layer = number
 
     def _copy(self, there: torch.Tensor, block: torch.Tensor) -> None:
         began_s = time.perf_counter()

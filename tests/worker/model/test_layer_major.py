@@ -277,3 +277,18 @@ def test_a_forward_pass_keeps_nothing_for_its_gradient(files: Path) -> None:
     hidden, group = passes.forward(batches(), [1] * BATCHES)
     assert [one() for one in kept] == [None] * BATCHES
     assert not any(one.grad_fn for one in (*hidden, *itertools.chain(*group.inputs)))
+
+
+def test_a_layer_that_found_no_room_is_not_taken_for_one_that_is_there(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`inspection` looks at a model, and goes on where it cannot compute: the next pass must say so again, or bring the layer."""
+    from homelab.worker.model import inspection
+
+    host = HostLayers(torch.device("cpu"))
+    streamed, whole = adapted(files, NF4, host, 3), adapted(files, NF4)
+    for name in ("_places_now", "_load"):
+        with monkeypatch.context() as full:
+            full.setattr(HostLayers, name, lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no room")))
+            assert inspection.unreached(streamed) is None
+    with torch.no_grad():
+        assert torch.equal(*(model(input_ids=batches()[0]["input_ids"]).logits for model in (streamed, whole)))
+
