@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,21 +82,19 @@ def _on_disk(block: torch.Tensor, file: Path, taken_bytes: int) -> torch.Tensor:
     with contextlib.suppress(FileExistsError):
         file.parent.mkdir(parents=True)
     try:
-        with file.open("wb") as opened:
+        # Without a name: two chats may load the same layers for the same rank, and one that is ended meanwhile leaves nothing.
+        with tempfile.TemporaryFile(dir=file.parent) as opened:
             opened.write(memoryview(block.numpy()))
             opened.flush()
             os.fsync(opened.fileno())
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        storage = torch.UntypedStorage.from_file(str(file), shared=True, nbytes=block.numel())
+            storage = torch.UntypedStorage.from_file(f"/proc/self/fd/{opened.fileno()}", shared=True, nbytes=block.numel())
     except (OSError, RuntimeError) as error:  # torch raises the latter where the file cannot be mapped
         why = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
         raise WorkerError(
             f"no room for {size_words(block.numel())} of a streamed layer, after {size_words(taken_bytes)}: {why}",
             where=str(file.parent), hint="make room on this disk, or set the node's workdir to another one in cluster.toml",
         ) from error  # fmt: skip
-    finally:
-        with contextlib.suppress(OSError):
-            file.unlink()
     return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
