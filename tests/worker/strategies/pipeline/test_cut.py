@@ -83,6 +83,34 @@ def test_stages_of_every_family_that_is_planned_give_the_logits_of_the_whole(kin
     assert torch.equal(last(inputs_embeds=hidden, attention_mask=mask).logits, whole)
 
 
+def left_in_16_bits(kind: str) -> tuple[set[str], set[str]]:
+    """The matrices of layer 1 that transformers does not quantise: of the whole model, and where the layer is read alone."""
+    from transformers.quantizers.base import get_keys_to_not_convert
+
+    found = []
+    for is_alone in (False, True):
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **SMALL | MORE.get(kind, {})))
+        if is_alone:
+            stage_model.cut(model, stage(1, 3, 1, 2), torch.float32)
+        matrices = {name for name, part in model.named_modules() if isinstance(part, torch.nn.Linear) and ".layers.1." in name}
+        assert matrices
+        found.append(matrices & set(get_keys_to_not_convert(model)))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("kind", architecture._FAMILIES)
+def test_a_layer_that_is_read_alone_is_quantised_as_in_the_whole_model(kind: str) -> None:
+    """transformers leaves out what a model ends with. A layer alone ends with its last weight, which must be a norm's."""
+    whole, alone = left_in_16_bits(kind)
+    assert whole == alone == set()
+
+
+def test_a_layer_whose_last_weight_is_a_matrix_is_seen() -> None:
+    """The control: the norms of the first OLMo have no weights. It must not become one of the families that are planned as it is."""
+    assert left_in_16_bits("olmo") == (set(), {"model.layers.1.mlp.down_proj"})
+
+
 def test_a_class_without_the_layers_of_a_llama_is_named(saved: Saved) -> None:
     gpt2 = refused(saved("gpt2", n_layer=LAYERS, n_head=4, n_embd=32, vocab_size=64, n_positions=64))
     assert gpt2.message == "GPT2LMHeadModel cannot be cut into stages: it has no layers, embed_tokens, norm at the place of a Llama model"
