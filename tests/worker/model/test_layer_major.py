@@ -18,7 +18,7 @@ from homelab.shared.protocol.quantisation import INT8, NF4
 from homelab.shared.recipe import Method
 from homelab.worker.checkpoints import weights
 from homelab.worker.errors import WorkerError
-from homelab.worker.model import build, host_layers, host_store
+from homelab.worker.model import build, host_layers
 from homelab.worker.model.host_layers import HostLayers
 from homelab.worker.model.layer_major import LayerMajor
 from homelab.worker.strategies.pipeline import streamed_stage
@@ -291,20 +291,3 @@ def test_a_layer_that_found_no_room_is_not_taken_for_one_that_is_there(files: Pa
             assert inspection.unreached(streamed) is None
     with torch.no_grad():
         assert torch.equal(*(model(input_ids=batches()[0]["input_ids"]).logits for model in (streamed, whole)))
-
-
-
-def test_two_processes_do_not_write_into_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chat may load the layers of a stage while an attempt of the same run does."""
-    ours, theirs, synced = torch.full((5000,), 1, dtype=torch.uint8), torch.full((5000,), 2, dtype=torch.uint8), os.fsync
-    found = []
-
-    def meanwhile(number: int) -> None:
-        synced(number)
-        monkeypatch.setattr(os, "fsync", synced)
-        found.append(host_store._on_disk(theirs, tmp_path / "layers", 0))
-
-    monkeypatch.setattr(os, "fsync", meanwhile)
-    assert host_store._on_disk(ours, tmp_path / "layers", 0).equal(ours)
-    assert found[0].equal(theirs)
-    assert not list(tmp_path.iterdir())
