@@ -98,15 +98,15 @@ class LayerMajor:
     def forward(self, batches: Sequence[Batch], seeds: Sequence[int]) -> tuple[list[torch.Tensor], Group]:
         """The hidden states behind the last layer, without a graph, and what their backward pass needs.
 
-        A layer computes as in its backward pass and as a resident one: what needs a gradient says so, although nothing is kept for it. torch and
-        transformers take other kernels where nothing needs one.
+        A layer computes as in its backward pass and as a resident one: what needs a gradient says so, and the graph of a pass is dropped at its end.
+        torch and transformers take other kernels where nothing needs one.
         """
         group = Group(seeds, [self._enter(batch, seed) for batch, seed in zip(batches, seeds, strict=True)])
         hidden = [_plain(given.entered) for given in group.given]
         self.host.begin([*self.numbers, *reversed(self.numbers)])
         for place, number in enumerate(self.numbers):
             group.inputs.append([self._kept(one) for one in hidden])
-            with self.host.computing(number), torch.autograd.graph.saved_tensors_hooks(_dropped, _dropped):
+            with self.host.computing(number):
                 for index in range(len(hidden)):
                     hidden[index] = _plain(self._through(number, place, group, index, hidden[index]))
             self.after_layer()
@@ -206,7 +206,3 @@ def _plain(hidden: torch.Tensor | None) -> torch.Tensor:
     """The same hidden states without their graph; they still say whether they need a gradient."""
     assert hidden is not None, "the model called no layer"
     return hidden.detach().requires_grad_(hidden.requires_grad)
-
-
-def _dropped(_kept: object) -> None:
-    """What a graph would keep of a tensor: nothing, and nobody goes back through it."""
