@@ -11,7 +11,7 @@ The model's own code runs before the first layer and behind the last one: stand-
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, MutableSequence, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -151,6 +151,11 @@ class LayerMajor:
         for arguments, named in given.others:
             if any(isinstance(value, torch.Tensor) and value.requires_grad for value in (*arguments, *named.values())):
                 raise AssertionError("a layer gets something beside its hidden states that has a gradient")
+            for name, value in (*enumerate(arguments), *named.items()):
+                if isinstance(
+                    value, MutableMapping | MutableSequence
+                ):  # what one layer writes there for a later one would have no gradient
+                    raise AssertionError(f"layers may hand something to each other beside their hidden states, in {name}")
         return given
 
     def _through(self, number: int, place: int, group: Group, index: int, hidden: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import gc
 import itertools
 import os
 import weakref
+from collections import UserDict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from homelab.shared.protocol.quantisation import INT8, NF4
 from homelab.shared.recipe import Method
 from homelab.worker.checkpoints import weights
 from homelab.worker.errors import WorkerError
-from homelab.worker.model import build, host_layers
+from homelab.worker.model import build, host_layers, inspection
 from homelab.worker.model.host_layers import HostLayers
 from homelab.worker.model.layer_major import LayerMajor
 from homelab.worker.strategies.pipeline import streamed_stage
@@ -281,8 +282,6 @@ def test_a_forward_pass_keeps_nothing_for_its_gradient(files: Path) -> None:
 
 def test_a_layer_that_found_no_room_is_not_taken_for_one_that_is_there(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`inspection` looks at a model, and goes on where it cannot compute: the next pass must say so again, or bring the layer."""
-    from homelab.worker.model import inspection
-
     host = HostLayers(torch.device("cpu"))
     streamed, whole = adapted(files, NF4, host, 3), adapted(files, NF4)
     for name in ("_places_now", "_load"):
@@ -291,3 +290,11 @@ def test_a_layer_that_found_no_room_is_not_taken_for_one_that_is_there(files: Pa
             assert inspection.unreached(streamed) is None
     with torch.no_grad():
         assert torch.equal(*(model(input_ids=batches()[0]["input_ids"]).logits for model in (streamed, whole)))
+
+
+@pytest.mark.parametrize("shared", [{}, [], UserDict()])
+def test_what_layers_hand_to_each_other_beside_hidden_states_is_refused(shared: Any, files: Path) -> None:
+    """As keys and values that later layers use (Gemma 4): what lies there after the forward pass has no gradient, and the one that it was made for would be lost."""
+    streamed = adapted(files, None, host := HostLayers(torch.device("cpu")), 3)
+    with pytest.raises(AssertionError, match="shared_kv_states"):
+        by_layer(streamed, host, [batch | {"shared_kv_states": shared} for batch in batches()], 2)
