@@ -124,7 +124,9 @@ def multiplied(rows: torch.Tensor, matrices: torch.Tensor, each: Sequence[int], 
     """Rows [rows, in], sorted by expert, times matrices [experts, out, in]: [rows, out]. `is_back`: from [rows, out] to [rows, in]. No gradient."""
     if _has_grouped_product(rows, matrices):
         ends = torch.tensor(list(itertools.accumulate(each)), dtype=torch.int32, device=rows.device)
-        grouped: torch.Tensor = torch.nn.functional.grouped_mm(rows.contiguous(), matrices if is_back else matrices.transpose(-2, -1), offs=ends)
+        grouped: torch.Tensor = torch.nn.functional.grouped_mm(
+            rows.contiguous(), matrices if is_back else matrices.transpose(-2, -1), offs=ends
+        )
         return grouped
     result = rows.new_empty((len(rows), matrices.shape[2 if is_back else 1]))
     parts = rows.split(list(each)), result.split(list(each)), matrices.unbind()
