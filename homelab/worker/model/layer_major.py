@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from homelab.worker.data import pair_batches
+from homelab.worker.errors import WorkerError
 from homelab.worker.model.host_layers import HostLayers
 
 Batch = dict[str, Any]
@@ -149,13 +150,14 @@ class LayerMajor:
         with self._stand_ins(given), self.context():
             self.decoder(**{name: value for name, value in batch.items() if name not in OF_THE_LOSS})
         for arguments, named in given.others:
-            if any(isinstance(value, torch.Tensor) and value.requires_grad for value in (*arguments, *named.values())):
-                raise AssertionError("a layer gets something beside its hidden states that has a gradient")
             for name, value in (*enumerate(arguments), *named.items()):
-                if isinstance(
-                    value, MutableMapping | MutableSequence
-                ):  # what one layer writes there for a later one would have no gradient
-                    raise AssertionError(f"layers may hand something to each other beside their hidden states, in {name}")
+                # What has a gradient, and what a layer can write into for a later one: it would be lost without a word.
+                if (isinstance(value, torch.Tensor) and value.requires_grad) or isinstance(value, MutableMapping | MutableSequence):
+                    raise WorkerError(
+                        f"the layers of {type(self.decoder).__name__} share more than their hidden states (in {name}), so they cannot come from the host one after the other",
+                        where="[model] name in the recipe",
+                        hint="take another [model]; or run it where all layers have room: `homelab plan` names the nodes whose layers are streamed",
+                    )
         return given
 
     def _through(self, number: int, place: int, group: Group, index: int, hidden: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """The worker, watched: rank 1 is late by BENCH_LATE_S seconds in every pass, and watched.json of the run folder has the seconds of all passes
-and what this process held: {"passes_s", "load_bytes", "peak_bytes", "retries"}, in bytes that torch reserved of a card, on a CPU of the process. With
-BENCH_PLAIN_ATTENTION attention is computed in a fixed order.
+and what this process held: {"passes_s", "load_bytes", "peak_bytes", "retries"}, in bytes that torch reserved of a card, on a CPU of the process.
 """
 
 from __future__ import annotations
@@ -42,11 +41,6 @@ def main() -> int:
     Accelerator.backward = late
     trainer.ShareTrainer.step_done = kept
     run.Run._before_first = loaded
-    if os.environ.get("BENCH_PLAIN_ATTENTION"):
-        from torch.backends import cuda
-
-        for choose in (cuda.enable_flash_sdp, cuda.enable_mem_efficient_sdp, cuda.enable_cudnn_sdp):
-            choose(False)
     try:
         return train.main()
     finally:

@@ -296,5 +296,5 @@ def test_a_layer_that_found_no_room_is_not_taken_for_one_that_is_there(files: Pa
 def test_what_layers_hand_to_each_other_beside_hidden_states_is_refused(shared: Any, files: Path) -> None:
     """As keys and values that later layers use (Gemma 4): what lies there after the forward pass has no gradient, and the one that it was made for would be lost."""
     streamed = adapted(files, None, host := HostLayers(torch.device("cpu")), 3)
-    with pytest.raises(AssertionError, match="shared_kv_states"):
+    with pytest.raises(WorkerError, match="shared_kv_states"):
         by_layer(streamed, host, [batch | {"shared_kv_states": shared} for batch in batches()], 2)

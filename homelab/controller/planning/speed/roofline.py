@@ -48,7 +48,7 @@ NF4_PART = 0.9
 LAUNCH_S_PER_LAYER = {None: 0.0050, quantisation.INT8: 0.0060, quantisation.NF4: 0.0065}
 # Experts in 4 bits or with adapters are computed some at a time (`homelab.worker.model.fused_experts`), others all at once. Of one expert in the three rounds
 # of a pass, measured on an H200 with a layer of Qwen3-30B-A3B and a product for each expert: 0.40 ms with 256 tokens, 0.41 with 2,048. One product for
-# several experts, from Ampere on, has not been measured.
+# several experts, from Ampere on, has not been measured, and neither have adapters on them.
 LAUNCH_S_PER_EXPERT = 0.0004
 # Long rows are less slow than their products of attention at the layers' pace: flash attention stays in the card's caches. Of 8,192 to 32,768
 # tokens, published for an A100: 1.4 to 1.7.

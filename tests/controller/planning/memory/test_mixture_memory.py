@@ -141,6 +141,17 @@ def test_four_bits_reach_the_experts_but_not_router_embeddings_and_head() -> Non
     assert in_8_bits > 2 * shape.expert_parameters, "8 bits are for linear layers alone"
 
 
+@pytest.mark.parametrize(("model", "matrix", "experts"), [("Qwen/Qwen3-30B-A3B", 1, 21), ("mistralai/Mixtral-8x7B-v0.1", 0, 1)])
+def test_the_matrices_that_are_made_at_once_are_counted(model: str, matrix: int, experts: int) -> None:
+    """Small ones together, in 64 MiB; a large one alone."""
+    shape = known(model)
+    assert shape is not None and shape.experts is not None
+    asked = Train(global_batch=8, steps=1, learning_rate=1.0, seq_len=512, gradient_checkpointing=True)
+    items = rank_memory.estimate(shape, Method(kind="qlora", rank=8), asked, RankSetup("bf16", "cuda", 1))
+    (found,) = [item.size_bytes for item in items if item.name == memory_items.DEQUANTISATION]
+    assert found == experts * 2 * shape.experts.matrices(shape.hidden)[matrix].weights
+
+
 def test_experts_of_gpt_oss_stay_in_16_bits() -> None:
     shape = known("openai/gpt-oss-20b")
     assert shape is not None and rank_memory.base_weight_bytes(shape, Method(kind="qlora"), "bf16") > 2 * shape.expert_parameters
