@@ -218,6 +218,15 @@ def test_the_product_of_several_experts_is_that_of_each(dtype: Any, monkeypatch:
     assert apart(other.float(), expected.float()) > 0.1
 
 
+def test_a_tokens_experts_are_added_in_their_order_whichever_way_it_chose_them(tmp_path: Path) -> None:
+    plain("qwen3_moe", tmp_path)
+    experts = in_4_bits(tmp_path).model.layers[0].mlp.experts
+    rows, chosen, weights = torch.randn(50, 32), torch.tensor([[0, 1, 2, 3]] * 50), torch.rand(50, 4)
+    expected = experts(rows, chosen, weights)
+    for order in ([3, 2, 1, 0], [1, 3, 0, 2]):
+        assert torch.equal(experts(rows, chosen[:, order], weights[:, order]), expected)
+
+
 def test_an_expert_that_no_token_chose_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain("qwen3_moe", tmp_path)
     held = in_4_bits(tmp_path)
