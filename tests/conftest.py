@@ -1,5 +1,5 @@
-"""The order of the suite: the dearest files come first, so that no lane is left with a long one at the end. And time enough on any
-machine: a limit is there for what hangs, not for what is slow.
+"""The order of the suite: the dearest files come first, so that no lane is left with a long one at the end; what is spare comes behind
+all others. And time enough on any machine: a limit is there for what hangs, not for what is slow.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 import pytest_timeout
 import typer
 
-from tests import costs, lanes, selection, small_model
+from tests import costs, lanes, selection, small_model, spare
 
 LEAST_S = 120.0  # any test; the first of a file often brings a lab up in this time, too
 LAST_S = 300.0
@@ -33,6 +33,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     lanes.add_option(parser)
+    spare.add_option(parser)
     parser.addoption("--select", metavar="fast|changed[:COMMIT]", help="only the test files without torch and labs, or above a change")
     parser.addoption("--budgets", action="store_true", help="fail when a test file costs more CPU than tests/budgets.toml says")
 
@@ -42,6 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.lanes and config.option.select != "fast" and os.environ.get("HOMELAB_MODEL"):
         config.pluginmanager.register(small_model.SmallModel())
     config.pluginmanager.register(costs.Costs(COSTS))
+    if config.option.spare_until is not None:
+        config.pluginmanager.register(spare.SpareTime(config.option.spare_until))
     if config.option.select:
         config.stash[CHOSEN] = selection.selected(config.option.select)
 
@@ -85,6 +88,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return -budgets.get(str(name), default), LONG.index(name.parts[1]) if name.parts[1] in LONG else len(LONG)
 
     items.sort(key=place)
+    spare.mark(items, costs.ROOT)
     for item in items:
         limit = item.get_closest_marker("timeout")
         if limit is not None and (limit.args[0] < LEAST_S or PATIENCE > 1):

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import resource
+import statistics
 import sys
 import time
 import tomllib
@@ -23,6 +24,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 BUDGETS = Path(__file__).with_name("budgets.toml")
 OVER = 1.5  # a file that costs more than its budget times this has changed
+USUAL = 0.4  # of its budget, in the median: budgets are about twice of what was measured
+ENOUGH = 20  # files that tell how fast this machine is
 # Modules with processes that serve many tests: `spent_s` is what those have cost so far.
 ELSEWHERE = ("scripts/practice/prepared_commands", "tests/worker/harness")
 
@@ -110,11 +113,21 @@ def by_file(file: Path) -> Counter[str]:
     return sums
 
 
+def slowness(sums: Counter[str], budgets: dict[str, float]) -> float:
+    """How many times slower this machine is than those that the budgets were made on, by the median of all files; never less than 1.
+
+    One machine takes twice the CPU seconds of another, and of itself on another day (measured): a budget alone would fail what nobody changed.
+    """
+    shares = [sums[name] / budget for name, budget in budgets.items() if sums[name]]
+    return max(1.0, statistics.median(shares) / USUAL) if len(shares) >= ENOUGH else 1.0
+
+
 def over_budget(sums: Counter[str], budgets: dict[str, float], default: float) -> list[str]:
+    over = OVER * slowness(sums, budgets)
     return [
         f"{name}: {spent:.0f} s of CPU, its budget is {allowed:g} (tests/budgets.toml)"
         for name, spent in sums.most_common()
-        if spent > OVER * (allowed := budgets.get(name, default))
+        if spent > over * (allowed := budgets.get(name, default))
     ]
 
 

@@ -52,6 +52,16 @@ def test_half_more_than_the_budget_is_too_dear() -> None:
     assert [line.split(":")[0] for line in found] == ["tests/a.py", "tests/c.py"]
 
 
+def test_a_slow_machine_is_not_a_dear_test() -> None:
+    budgets = {f"tests/{number}.py": 10.0 for number in range(costs.ENOUGH)}
+    usual = Counter(dict.fromkeys(budgets, 4.0))
+    slow = Counter(dict.fromkeys(budgets, 9.0)) | Counter({"tests/0.py": 30.0})
+    assert costs.over_budget(usual | Counter({"tests/0.py": 15.5}), budgets, 2.0) != []
+    assert costs.over_budget(slow, budgets, 2.0) == []
+    assert [line.split(":")[0] for line in costs.over_budget(slow | Counter({"tests/0.py": 34.0}), budgets, 2.0)] == ["tests/0.py"]
+    assert costs.slowness(slow, {name: budgets[name] for name in list(budgets)[1:]}) == 1.0, "few files say nothing of a machine"
+
+
 def test_every_budget_is_of_a_file() -> None:
     budgets, default = costs.told()
     assert [name for name in budgets if not (costs.ROOT / name).is_file()] == []
