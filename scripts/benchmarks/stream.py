@@ -69,9 +69,9 @@ def main() -> int:
     return 0 if equal else 1
 
 
-def host_of(device: torch.device) -> HostLayers:
-    """Places on this device."""
-    return HostLayers(device, _PLACES)
+def host_of(device: torch.device, **kind: Any) -> HostLayers:
+    """Places on this device, for layers in pinned memory, or as `kind` says."""
+    return HostLayers(device, _PLACES, **kind)
 
 
 def batches_of(count: int, tokens: int) -> list[dict[str, torch.Tensor]]:

@@ -35,6 +35,7 @@ class ResourcesFacts(WireModel):
     workdir_identity: str | None = None  # equal on two nodes: they are one machine with one workdir
     disk_free_bytes: int | None = None
     disk_total_bytes: int | None = None
+    disk_turns: bool | None = None  # a hard disk; None where the kernel does not say which device it is
     disk_free_inodes: int | None = None  # None where the file system does not count them
     shm_free_bytes: int | None = None
     temporary_folder: str | None = None  # where Python puts temporary files; None: nowhere

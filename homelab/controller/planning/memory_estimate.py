@@ -7,6 +7,7 @@ from typing import Literal
 from homelab.controller.base.models import Value
 from homelab.controller.base.units import gigabytes
 from homelab.controller.planning.pcie_link import PcieLink
+from homelab.shared.law.streaming import WORDS
 
 
 class MemoryItem(Value):
@@ -18,11 +19,11 @@ class MemoryItem(Value):
 
 class StreamingPlan(Value):
     """Layers of a rank that come from its host, see `homelab.shared.law.streaming`: each has `layer_bytes`, and so many bytes come in a second.
-    That rate is the one of `link`. Without a link it is assumed: a disk, or a card whose link is not known."""
+    That rate is the one of `link`. Without a link it is assumed: a disk, memory that is not pinned, or a card whose link is not known."""
 
     layers: int
     group: int
-    host: Literal["memory", "disk"]
+    host: Literal["memory", "pageable", "disk"]
     places: int
     layer_bytes: int
     bytes_per_s: float
@@ -47,7 +48,7 @@ class StreamingPlan(Value):
     def text(self) -> str:
         """In words."""
         layers = "1 layer is" if self.layers == 1 else f"{self.layers} layers are"
-        return f"{layers} streamed from the host's {self.host}: {gigabytes(self.host_bytes)} GB, at {self.rate}"
+        return f"{layers} streamed from the host's {WORDS[self.host]}: {gigabytes(self.host_bytes)} GB, at {self.rate}"
 
 
 class DryRun(Value):

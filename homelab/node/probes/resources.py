@@ -29,6 +29,7 @@ def read(request: JsonObject) -> JsonObject:
         "workdir_identity": _identity(workdir),
         "disk_free_bytes": _free_bytes(state),
         "disk_total_bytes": None if state is None else state.f_blocks * state.f_frsize,
+        "disk_turns": _turns(workdir),
         "disk_free_inodes": free_inodes(state),
         "shm_free_bytes": _free_bytes(_statvfs(_SHM)) if os.path.isdir(_SHM) else None,
         "temporary_folder": temporary,
@@ -48,6 +49,20 @@ def _identity(folder: str) -> str | None:
             return f"{stream.read().strip()}:{state.st_dev}:{state.st_ino}"
     except OSError:
         return None
+
+
+def _turns(folder: str, blocks: str = "/sys/dev/block") -> bool | None:
+    """Whether it lies on a hard disk. The disks of virtual machines say so of themselves, whatever is below them: of these it is not known."""
+    try:
+        number = os.stat(folder).st_dev
+        device = os.path.realpath(f"{blocks}/{os.major(number)}:{os.minor(number)}")
+        whole = device if os.path.isdir(os.path.join(device, "queue")) else os.path.dirname(device)
+        with open(os.path.join(whole, "queue", "rotational")) as stream:
+            turns = stream.read().strip() == "1"
+    except OSError:
+        return None
+    is_real = any(bus in whole for bus in ("/ata", "/usb", "/nvme", "/mmc"))
+    return turns if is_real else None
 
 
 def _write_problem(folder: str) -> str | None:

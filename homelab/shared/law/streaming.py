@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
-MEMORY, DISK = "memory", "disk"
+# Where frozen layers lie: memory of the host, pinned beside a card; memory that is not pinned, from which copies are slower; a file of its disk.
+MEMORY: Final = "memory"
+PAGEABLE: Final = "pageable"
+DISK: Final = "disk"
+WORDS = {MEMORY: "memory", PAGEABLE: "memory, which is not pinned", DISK: "disk"}
 
 
 @dataclass(frozen=True)
 class Streaming:
-    """How many of a rank's layers come from its host (`MEMORY` or `DISK`), how many micro-batches go through a layer while it is there, and how many
+    """How many of a rank's layers come from its host (`WORDS`), how many micro-batches go through a layer while it is there, and how many
     layers have a place at once."""
 
     layers: int

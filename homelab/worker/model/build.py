@@ -12,13 +12,14 @@ import torch
 
 from homelab.shared.protocol.quantisation import EXPERTS_KEY, INT8, NF4
 from homelab.shared.recipe import Method
-from homelab.worker.errors import WorkerError
+from homelab.worker.errors import WorkerError, size_words
 from homelab.worker.model import adapted as adapted_parts
 from homelab.worker.model import (
     adapter_targets,
     base_kind,
     fused_loss,
     grouped_queries,
+    host_layers,
     inspection,
     layer_seeds,
     model_dropout,
@@ -147,6 +148,10 @@ def _load_base(task: Task, path: str, note: Note, part: LoadedPart = WHOLE) -> A
         model = load_base(path, task.model.revision, how, dtype, card, where, part.reader)
         if stored:
             quantised_cache.keep(model, stored, task, note)
+    streamed = host_layers.of(model)
+    if streamed is not None and streamed.unpinned_bytes:
+        size = size_words(streamed.unpinned_bytes)
+        note(f"streamed: this system pins no more memory, so {size} of the layers lie in memory that is not pinned, and come slower")
     held = stored_weights.held(found, how)
     if held is not None:
         from homelab.worker.model import experts_loading

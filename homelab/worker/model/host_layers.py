@@ -1,7 +1,8 @@
 """Frozen layers that lie in the host's memory, or in a file of its disk, and come to the device one after the other.
 
 A layer's frozen matrices are one block of bytes on the host: pinned memory beside a card, a file that is mapped into memory beside a processor, whose
-memory is the one that has no room. A place on the device holds one block; a layer's parameters look into the place while it lies there, and are
+memory is the one that has no room. Beside a card with a host that has too little, a thread copies from memory that is not pinned, or from a file: such a
+copy holds up whoever asks for it. A place on the device holds one block; a layer's parameters look into the place while it lies there, and are
 empty otherwise, so that nothing computes with a layer that is not there. What stays on the device: adapters, norms, biases.
 
 bitsandbytes' product keeps the packed matrix outside of what autograd knows, and reads it again in its backward pass (autograd/_functions.py,
@@ -11,6 +12,7 @@ MatMul4Bit: ctx.state). So the forward pass that has a graph and its backward pa
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -31,7 +33,7 @@ _POISON = 255  # NaN in every floating-point type
 @dataclass
 class _Place:
     block: torch.Tensor
-    coming: Future[None] | None = None  # on a processor
+    coming: Future[None] | None = None  # where a thread copies
     arrived: Any = None  # on a card: events
     left: Any = None
     layer: int | None = None
@@ -40,12 +42,13 @@ class _Place:
 @dataclass
 class HostLayers:
     """The streamed layers of a model, and the places on `device`. `file`: a path of the disk that holds the blocks instead of memory; it is gone at once,
-    and its room is free when the process ends. `bytes_per_s` slows a load down, for benchmarks. `in_turn`: each layer comes to another place, and a
-    place that is left is poisoned, for tests."""
+    and its room is free when the process ends. `pinned`: whether their memory is to be, beside a card. `bytes_per_s` slows a load down, for benchmarks.
+    `in_turn`: each layer comes to another place, and a place that is left is poisoned, for tests."""
 
     device: torch.device
     places: int = 2
     file: Path | None = None
+    pinned: bool = True
     bytes_per_s: float | None = None
     in_turn: bool = False
     layers: dict[int, StoredLayer] = field(default_factory=dict)
@@ -64,9 +67,15 @@ class HostLayers:
         """What lies in the host's memory or file."""
         return sum(layer.block.numel() for layer in self.layers.values())
 
+    @property
+    def unpinned_bytes(self) -> int:
+        """Of what lies in the host's memory beside a card, what the system did not pin, though it was asked to."""
+        asked = self.pinned and self._stream is not None and self.file is None
+        return sum(layer.block.numel() for layer in self.layers.values() if not layer.block.is_pinned()) if asked else 0
+
     def take(self, number: int, module: Any) -> None:
         """Move the frozen matrices of this layer to the host."""
-        layer = host_store.moved(module, self.device, self.file, self.host_bytes)
+        layer = host_store.moved(module, self.device, self.file, self.host_bytes, pinned=self.pinned and self._stream is not None)
         self.layers[number] = layer
         module.register_forward_pre_hook(lambda *_: self._called(number))
 
@@ -127,8 +136,7 @@ class HostLayers:
             size_bytes = max(layer.block.numel() for layer in self.layers.values())
             with torch.inference_mode(False):  # they are filled outside of it too
                 self._places = [_Place(torch.empty(size_bytes, dtype=torch.uint8, device=self.device)) for _ in range(self.places)]
-            if self._stream is None:
-                self._thread = ThreadPoolExecutor(1, "layers")
+            self._thread = ThreadPoolExecutor(1, "layers")  # its first copy starts it
         return self._places
 
     def _load(self, number: int, held: int) -> None:
@@ -140,21 +148,27 @@ class HostLayers:
             place.block.fill_(_POISON)
             place.block = torch.empty_like(place.block)
         there = place.block[: layer.block.numel()]
-        if self._stream is None:
-            assert self._thread is not None
-            place.coming = self._thread.submit(self._copy, there, layer.block)
+        if self._stream is not None and place.left is None:
+            place.left = torch.cuda.Event()
+            place.left.record(torch.cuda.current_stream(self.device))
+        if self._stream is not None and layer.block.is_pinned():
+            self._to_card(place, there, layer.block)
         else:
-            if place.left is not None:
-                self._stream.wait_event(place.left)
-            else:
-                self._stream.wait_stream(torch.cuda.current_stream(self.device))
-            with torch.cuda.stream(self._stream):
-                there.copy_(layer.block, non_blocking=True)
-                place.arrived = torch.cuda.Event()
-                place.arrived.record(self._stream)
+            assert self._thread is not None
+            copy = self._copy if self._stream is None else functools.partial(self._to_card, place)
+            place.coming = self._thread.submit(copy, there, layer.block)
         for piece in layer.pieces:
             piece.look_into(place.block)
         place.layer = number
+
+    def _to_card(self, place: _Place, there: torch.Tensor, block: torch.Tensor) -> None:
+        """After what has computed with the place. The caller waits where the block is not pinned."""
+        assert self._stream is not None
+        self._stream.wait_event(place.left)
+        with torch.cuda.stream(self._stream):
+            there.copy_(block, non_blocking=True)
+            place.arrived = torch.cuda.Event()
+            place.arrived.record(self._stream)
 
     def _copy(self, there: torch.Tensor, block: torch.Tensor) -> None:
         began_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""One layer's frozen matrices as a block of bytes on the host: pinned memory beside a card, or a file that is mapped into memory."""
+"""One layer's frozen matrices as a block of bytes on the host: memory, pinned beside a card, or a file that is mapped into memory."""
 
 from __future__ import annotations
 
@@ -51,22 +51,16 @@ class StoredLayer:
             setattr(piece.holder, piece.name, empty)
 
 
-def moved(module: Any, device: torch.device, file: Path | None, taken_bytes: int) -> StoredLayer:
+def moved(module: Any, device: torch.device, file: Path | None, taken_bytes: int, *, pinned: bool) -> StoredLayer:
     """Move the frozen matrices of a layer to the host; its parameters are empty on `device` then. `file`: a path that holds the block instead of memory,
-    and is gone at once. `taken_bytes`: of the layers before it, for the error. Raises WorkerError where the host has no room."""
+    and is gone at once. `pinned`: memory that is pinned, where the system gives so much of it. `taken_bytes`: of the layers before it, for the error.
+    Raises WorkerError where the host has no room."""
     found = list(_frozen(module))
     pieces, offset = [], 0
     for holder, name, tensor in found:
         pieces.append(Piece(holder, name, offset, tensor.shape, tensor.dtype))
         offset += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
-    is_pinned = file is None and device.type == "cuda"
-    try:
-        block = torch.zeros(offset, dtype=torch.uint8, pin_memory=is_pinned)
-    except RuntimeError as error:
-        raise WorkerError(
-            f"the host has no {size_words(offset)} of {'pinned ' if is_pinned else ''}memory for another layer, after {size_words(taken_bytes)}: {str(error).splitlines()[0]}",
-            where="memory of the host", hint="close other programs on this machine, or use a smaller [model]; under WSL2, raise memory in .wslconfig",
-        ) from error  # fmt: skip
+    block = _in_memory(offset, taken_bytes, pinned=pinned and file is None)
     for piece, (_, _, tensor) in zip(pieces, found, strict=True):
         block[piece.offset : piece.offset + piece.size_bytes].copy_(tensor.detach().contiguous().view(-1).view(torch.uint8))
     if file is not None:
@@ -74,6 +68,19 @@ def moved(module: Any, device: torch.device, file: Path | None, taken_bytes: int
     layer = StoredLayer(pieces, block, [torch.empty(0, dtype=tensor.dtype, device=device) for _, _, tensor in found])
     layer.leave()
     return layer
+
+
+def _in_memory(size_bytes: int, taken_bytes: int, *, pinned: bool) -> torch.Tensor:
+    """Zeros. A system that pins no more may have memory all the same: the numbers are the same, and copies are slower."""
+    try:
+        return torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=pinned)
+    except RuntimeError as error:
+        if pinned:
+            return _in_memory(size_bytes, taken_bytes, pinned=False)
+        raise WorkerError(
+            f"the host has no {size_words(size_bytes)} of memory for another layer, after {size_words(taken_bytes)}: {str(error).splitlines()[0]}",
+            where="memory of the host", hint="close other programs on this machine, or use a smaller [model]; under WSL2, raise memory in .wslconfig",
+        ) from error  # fmt: skip
 
 
 def _on_disk(block: torch.Tensor, file: Path, taken_bytes: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Layers that come from the host on a card: bytes per second, gradients beside those of resident layers, seconds and memory of a step, a whole training.
+"""Layers that come from the host on a card: bytes per second, gradients beside those of resident layers, seconds and memory of a step, whole trainings.
 
 A card's fast attention adds up its gradients in an order that changes from pass to pass: what a resident model differs from itself by is told, and bits are
 compared with plain attention, whose order is fixed.
@@ -39,6 +39,8 @@ def measure(place: Place) -> None:
     for name, how in _BASES.items():
         with place.attempt(f"small, {name}"):
             _beside_resident(place, f"small_{name}", small, how, tokens=64)
+    with place.attempt("the last resorts"):
+        _last_resorts(place, small, NF4)
     if place.is_card:
         large = material.model(place.folder / "large", "1.1B", device=place.device)
         for name, how in _BASES.items():
@@ -99,6 +101,28 @@ def _beside_resident(place: Place, name: str, files: Any, how: str | None, *, to
         place.figure(f"{name}_{group}_step_over_resident", found["seconds"] / expected["seconds"])
         place.figure(f"{name}_{group}_peak_over_resident", found["peak"] / max(1, expected["peak"]))
         del streamed, host, passes
+
+
+def _last_resorts(place: Place, files: Any, how: str) -> None:
+    """Layers in memory that is not pinned, and on the disk: gradients equal to the bit to those of layers in pinned memory, and the seconds of a step."""
+    import torch
+
+    device, dtype = torch.device(place.device), torch.bfloat16 if place.is_card else torch.float32
+    batches = [{key: value.to(device) for key, value in batch.items()} for batch in stream.batches_of(4, 64)]
+    kinds: dict[str, dict[str, Any]] = {"memory": {}, "pageable": {"pinned": False}, "disk": {"file": place.folder / "layers" / "file"}}
+    found = {}
+    for name, kind in kinds.items():
+        streamed = stream.model(files, host := stream.host_of(device, **kind), how=how, dtype=dtype, device=device)
+
+        def passes(model: Any = streamed, host: Any = host) -> None:
+            stream.by_layer(model, host, batches, dtype, 4)
+
+        with _attention(place, is_plain=True):
+            found[name] = _steps(place, passes, streamed)
+        place.figure(f"{name}_step_s", found[name]["seconds"])
+        del streamed, host, passes
+    for name in ("pageable", "disk"):
+        place.gate(f"{name}_gradients_are_those_of_memory", not _differ(found[name], found["memory"]))
 
 
 @contextlib.contextmanager

@@ -413,3 +413,27 @@ def test_what_an_environment_of_unsloth_takes_is_read_without_starting_it(tmp_pa
     }
     for other in (f"{tmp_path}/nowhere/bin/python", "", "/usr/bin/python3"):
         assert python.unsloth(other) == {"unsloth": None, "unsloth_takes": {}}
+
+
+@pytest.mark.parametrize(
+    ("device", "partition", "rotational", "turns"),
+    [
+        ("pci0000:00/0000:00:17.0/ata1/host0/target0:0:0/0:0:0:0/block/sda", "/sda2", "1", True),
+        ("pci0000:00/0000:00:17.0/ata1/host0/target0:0:0/0:0:0:0/block/sda", "", "0", False),
+        ("pci0000:00/0000:01:00.0/nvme/nvme0/nvme0n1", "/nvme0n1p2", "0", False),
+        ("pci0000:00/0000:00:14.0/usb2/2-1/2-1:1.0/host6/target6:0:0/6:0:0:0/block/sdb", "/sdb1", "1", True),
+        ("pci0000:00/0000:00:04.0/virtio1/block/vda", "/vda1", "1", None),  # of a virtual machine, whatever is below it
+        ("LNXSYSTM:00/VMBUS:01/fd1d2cbd/host0/target0:0:0/0:0:0:1/block/sdc", "", "1", None),  # of WSL2
+        ("virtual/block/dm-0", "", "1", None),
+    ],
+)
+def test_a_disk_that_turns(tmp_path: Path, device: str, partition: str, rotational: str, turns: bool | None) -> None:
+    number = os.stat(tmp_path).st_dev
+    root = Path(tree(tmp_path, {f"devices/{device}/queue/rotational": f"{rotational}\n", f"devices/{device}{partition}/size": "1\n"}))
+    (root / "block").mkdir()
+    (root / f"block/{os.major(number)}:{os.minor(number)}").symlink_to(root / f"devices/{device}{partition}")
+    assert resources._turns(str(tmp_path), str(root / "block")) is turns
+
+
+def test_a_folder_without_a_device_of_its_own(tmp_path: Path) -> None:
+    assert resources._turns(str(tmp_path), str(tmp_path / "none")) is None and resources._turns(str(tmp_path / "gone")) is None

@@ -13,6 +13,7 @@ import torch
 from accelerate.utils import DistributedDataParallelKwargs
 from torch.nn.parallel import DistributedDataParallel
 
+from homelab.shared.law.streaming import WORDS
 from homelab.worker.model.pretrained import WHOLE, LoadedPart
 from homelab.worker.runtime.step_timer import StepTimer
 from homelab.worker.runtime.task import Task
@@ -90,7 +91,9 @@ class Replicas(Strategy):
         streaming = self._task.streaming
         if streaming is None:
             return WHOLE
-        words = f"streamed: {streaming.layers} layers come from this machine's {streaming.host}, for {streaming.group} passes at a time"
+        words = (
+            f"streamed: {streaming.layers} layers come from this machine's {WORDS[streaming.host]}, for {streaming.group} passes at a time"
+        )
         return LoadedPart(reader=streamed_stage.reader(self._task, None), words=words)
 
     def run_passes(self, trainer: Any, model: Any, item: Any, count: Any) -> float:

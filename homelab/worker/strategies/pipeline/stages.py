@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from homelab.shared.law.stage import Stage
+from homelab.shared.law.streaming import WORDS
 from homelab.worker.balancing.balancer import Balance
 from homelab.worker.checkpoints import optimizer_state, tensor_files, weights
 from homelab.worker.data.batches import Batch, Form, StepBatches, StepItem, copied
@@ -86,7 +87,7 @@ class Stages(Strategy):
         reader: Callable[..., Any] = functools.partial(stage_model.load, stage=stage, scores=scores)
         if streaming := self._task.streaming:
             reader = functools.partial(streamed_stage.reader(self._task, stage), scores=scores)
-            words += f"; {streaming.layers} of them come from this machine's {streaming.host}"
+            words += f"; {streaming.layers} of them come from this machine's {WORDS[streaming.host]}"
         return LoadedPart(reader=reader, is_stage=True, words=words, has_loss=stage.is_last)
 
     def batches(self, rows: Sequence[Row], *, steps: int, balance: Balance, form: Form) -> StepBatches:

@@ -34,8 +34,9 @@ def reader(task: Task, stage: Stage | None) -> Callable[..., Any]:
     """What reads this rank's model, whole (None) or a stage of it, with the layers on the host that the plan has there."""
     assert task.streaming is not None
     device = torch.device(task.device, task.local_rank) if task.device == "cuda" else torch.device("cpu")
-    file = task.rank_dir / "layers" if task.streaming.host == streaming.DISK else None
-    return functools.partial(load, stage=stage, host=HostLayers(device, task.streaming.places, file), count=task.streaming.layers)
+    kind = task.streaming.host
+    host = HostLayers(device, task.streaming.places, task.rank_dir / "layers" if kind == streaming.DISK else None, kind == streaming.MEMORY)
+    return functools.partial(load, stage=stage, host=host, count=task.streaming.layers)
 
 
 def load(path: str, *, stage: Stage | None, host: HostLayers, count: int, dtype: torch.dtype, **options: Any) -> Any:

@@ -129,18 +129,10 @@ class MicroBatching:
         count = streamed_memory.fewest(self._streamed(rank, stage, layers, in_flight, 0), self._layer_bytes, available, layers)
         if not count:
             return None
-        room = self._rooms[rank]
-        streaming = StreamingPlan(
-            layers=count,
-            group=1,
-            host=room.kind,
-            places=streamed_memory.PLACES_AT_ONCE,
-            layer_bytes=self._layer_bytes,
-            bytes_per_s=room.bytes_per_s,
-            link=room.link,
-        )
-        inputs_bytes = 0 if self._kept_layers(layers) else room.held_bytes(layers * in_flight, self._boundary_bytes(rank))
-        return streaming if room.takes(room.held_bytes(count, self._layer_bytes) + inputs_bytes) else None
+        inputs = 0 if self._kept_layers(layers) else layers * in_flight
+        taking = (room for room in self._rooms[rank] if room.takes(count, self._layer_bytes, inputs, self._boundary_bytes(rank)))
+        room = next(taking, None)
+        return streamed_memory.plan(room, count, 1, self._layer_bytes) if room is not None else None
 
     def _resident(self, rank: int, stage: int, layers: int, in_flight: int, train: Train) -> tuple[MemoryItem, ...]:
         setup, part = ranks.setup_of(self.job, self.slots[rank], self.rows), Part(layers, stage == 0, self._is_last(stage))
@@ -162,9 +154,9 @@ class MicroBatching:
         return streamed_memory.boundary_bytes(self.shape, self.job.recipe.train, ranks.setup_of(self.job, self.slots[rank], self.rows))
 
     @cached_property
-    def _rooms(self) -> list[HostRoom]:
+    def _rooms(self) -> list[Sequence[HostRoom]]:
         names = [slot.node.name for slot in self.slots]
-        return [host_room.of(slot, names.count(slot.node.name)) for slot in self.slots]
+        return [host_room.rooms_of(slot, names.count(slot.node.name)) for slot in self.slots]
 
     def fits(self, rank: int, stage: int, layers: int, in_flight: int) -> bool:
         """Whether the rank has room for that; yes where its memory is not known."""

@@ -10,6 +10,7 @@ from homelab.controller.planning.strategy.pipeline import streamed_rank
 from homelab.controller.planning.strategy.pipeline.micro_batching import MicroBatching
 from homelab.controller.planning.types import FewerNodes
 from homelab.controller.planning.work.job import TrainingJob
+from homelab.shared.law.streaming import WORDS
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class OneCard:
 
     @property
     def streamed_bytes(self) -> int:
-        """Bytes of its layers in the host's memory."""
+        """Bytes of its layers on the host."""
         return self.streaming.host_bytes if self.streaming else 0
 
     def against(self, tokens_per_s: float) -> str:
@@ -31,7 +32,7 @@ class OneCard:
         how = "which has room for the whole model"
         if self.streaming is not None:
             streamed = f"{gigabytes(self.streamed_bytes, '.2g')} of {gigabytes(self.layers_bytes, '.2g')} GB"
-            how = f"with {streamed} of its layers in host memory, at {self.streaming.rate}"
+            how = f"with {streamed} of its layers on its host's {WORDS[self.streaming.host]}, at {self.streaming.rate}"
         return f"{self.node} alone, {how}: {self.tokens_per_s:.0f} tokens/s; as a pipeline {tokens_per_s:.0f}"
 
     def instead_of(self, tokens_per_s: float) -> FewerNodes | None:
@@ -40,7 +41,7 @@ class OneCard:
             return None
         streamed = ""
         if self.streaming is not None:
-            streamed = f" with {gigabytes(self.streamed_bytes, '.2g')} GB of layers from its host's memory at {self.streaming.rate}"
+            streamed = f" with {gigabytes(self.streamed_bytes, '.2g')} GB of layers from its host's {WORDS[self.streaming.host]} at {self.streaming.rate}"
         because = f"alone{streamed} it does {self.tokens_per_s:.0f} tokens/s, as a pipeline all do {tokens_per_s:.0f}"
         return FewerNodes(nodes=(self.node,), edit=f"stay on {self.node}", because=because)
 

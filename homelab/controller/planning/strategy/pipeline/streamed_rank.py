@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homelab.controller.base.units import gigabytes
 from homelab.controller.planning.machines import host_room
+from homelab.controller.planning.machines.host_room import HostRoom
 from homelab.controller.planning.machines.machines import RankSlot
 from homelab.controller.planning.memory import rank_memory, streamed_memory
 from homelab.controller.planning.memory_estimate import MemoryEstimate, StreamingPlan
@@ -16,6 +18,7 @@ from homelab.controller.planning.strategy.base import Assignment
 from homelab.controller.planning.strategy.pipeline.micro_batching import MicroBatching
 from homelab.controller.planning.types import Choice
 from homelab.controller.planning.work.job import TrainingJob
+from homelab.shared.law.streaming import DISK, WORDS
 
 _MICRO_BATCHES = (1, 2, 4, 8, 16)
 _AS_FAST = 1.03  # of these, the one that streams the fewest layers: the rates of transfers are not measured
@@ -57,8 +60,13 @@ def why_hosts_do_not_help(job: TrainingJob) -> str:
     if reason is not None:
         return f"; layers cannot come from a host: {reason}"
     slots = job.machines.slots
-    rooms = {slot.node.name: host_room.of(slot, 1) for slot in slots}
-    known = [f"{gigabytes(room.bytes_free)} GB of {room.kind} on {name}" for name, room in rooms.items() if room.bytes_free is not None]
+    rooms = {slot.node.name: host_room.rooms_of(slot, 1) for slot in slots}
+    known = [
+        f"{gigabytes(room.bytes_free)} GB of {WORDS[room.kind]} on {name}"
+        for name, of_it in rooms.items()
+        for room in of_it
+        if room.bytes_free is not None
+    ]
     if not known:
         return ""
     stays = "a device must hold embeddings, head, adapters and two layers itself"
@@ -100,28 +108,23 @@ def _with_rows(job: TrainingJob, slot: RankSlot, rows: int) -> StreamedRank | No
     resident = rank_memory.estimate(shape, method, train, setup)
     if sum(item.size_bytes for item in resident) <= available_bytes:
         return StreamedRank(slot, rows, MemoryEstimate(items=resident, available_bytes=available_bytes), None, compute_s)
-    room = host_room.of(slot, 1)
     layer_bytes, boundary_bytes = layer_bytes_of(job), streamed_memory.boundary_bytes(shape, train, setup)
     items = rank_memory.estimate(shape, method, dataclasses.replace(train, gradient_checkpointing=True), setup)
     kept_layers = 0 if slot.device == "cuda" else shape.layers
-    group = max(1, min(len(passes), _GROUPS_BYTES // (shape.layers * boundary_bytes)))
-    while True:  # smaller groups need less of the device and of the host
+    largest = max(1, min(len(passes), _GROUPS_BYTES // (shape.layers * boundary_bytes)))
+    tries = ((room, group) for room in host_room.rooms_of(slot, 1) for group in _groups(len(passes), room, largest))
+    for room, group in tries:  # smaller groups need less of the device and of the host
         on_device = functools.partial(streamed_memory.on_device, items, layer_bytes, boundary_bytes, group=group, kept_layers=kept_layers)
         count = streamed_memory.fewest(on_device(0), layer_bytes, available_bytes, shape.layers)
-        inputs_bytes = 0 if kept_layers else room.held_bytes(shape.layers * group, boundary_bytes)
-        if count and room.takes(room.held_bytes(count, layer_bytes) + inputs_bytes):
-            break
-        if group == 1:
-            return None
-        group = -(-group // 2)
-    streaming = StreamingPlan(
-        layers=count,
-        group=group,
-        host=room.kind,
-        places=streamed_memory.PLACES_AT_ONCE,
-        layer_bytes=layer_bytes,
-        bytes_per_s=room.bytes_per_s,
-        link=room.link,
-    )
-    memory = MemoryEstimate(items=on_device(count), available_bytes=available_bytes)
-    return StreamedRank(slot, rows, memory, streaming, streaming.step_s(compute_s, len(passes)))
+        if count and room.takes(count, layer_bytes, 0 if kept_layers else shape.layers * group, boundary_bytes):
+            streaming = streamed_memory.plan(room, count, group, layer_bytes)
+            memory = MemoryEstimate(items=on_device(count), available_bytes=available_bytes)
+            return StreamedRank(slot, rows, memory, streaming, streaming.step_s(compute_s, len(passes)))
+    return None
+
+
+def _groups(passes: int, room: HostRoom, largest: int) -> Sequence[int]:
+    """Sizes of groups, falling, each with fewer loads than all smaller ones. The inputs of a group may take all memory beside layers that lie on the disk."""
+    is_beside_a_disk = room.kind == DISK and room.pinned_free is not None
+    sizes = {-(-passes // groups) for groups in range(1, passes + 1)}
+    return sorted((size for size in sizes if is_beside_a_disk or size <= largest), reverse=True)

@@ -27,8 +27,11 @@ GB = 10**9
 LLAMA_8B, LLAMA_70B = "meta-llama/Meta-Llama-3-8B", "meta-llama/Meta-Llama-3-70B"
 
 
-def plan_of(cards_gb: list[float], model: str, *, host_gb: float | None = None, link: tuple[int, int] | None = None, **tables: Any) -> Plan:
-    """Offline, or with so much free memory on every host, and cards on such a link: (generation, lanes)."""
+def plan_of(
+    cards_gb: list[float], model: str, *, host_gb: float | None = None, disk_gb: float = 0.0, turns: bool = False, wsl: bool = False,
+    link: tuple[int, int] | None = None, **tables: Any,
+) -> Plan:  # fmt: skip
+    """Offline, or with so much free memory and room on its disk on every host, and cards on such a link: (generation, lanes)."""
     names = NAMES[: len(cards_gb)]
     nodes = {name: {"gpus": [{"model": "RTX 4090", "vram_gb": size}]} for name, size in zip(names, cards_gb, strict=True)}
     recipe = builders.recipe(
@@ -49,7 +52,9 @@ def plan_of(cards_gb: list[float], model: str, *, host_gb: float | None = None, 
             }
             memory = {"memory_total_bytes": int(2 * host_gb * GB), "memory_available_bytes": int(host_gb * GB)}
             gpu = {"nvidia_smi": "ok", "driver_version": "580.95.05", "driver_cuda": "13.0", "cards": [card]}
-            facts[name] = builders.facts(name, with_gpus=True, system=memory, gpu=gpu)
+            disk = {"disk_free_bytes": int(disk_gb * GB), "disk_turns": turns}
+            parts: dict[str, Any] = {"system": memory, "gpu": gpu, "resources": disk, **({"network": {"wsl": "nat"}} if wsl else {})}
+            facts[name] = builders.facts(name, with_gpus=True, **parts)
         inputs = dataclasses.replace(inputs, facts=facts)
     return make(inputs)
 
@@ -91,6 +96,45 @@ def test_a_host_without_memory_is_no_place() -> None:
         plan_of([4], LLAMA_8B, host_gb=3)
     with pytest.raises(DoesNotFit, match=r"do not fit on these machines|no rank has room|not even one layer"):
         plan_of([16, 8, 8], LLAMA_70B, host_gb=4)
+
+
+def test_the_disk_is_the_last_resort() -> None:
+    """Smaller groups of micro-batches in memory come before it, and it has to have room, too."""
+    in_memory = plan_of([4], LLAMA_8B, host_gb=5.9, disk_gb=100)
+    on_disk, on_hard_disk = (plan_of([4], LLAMA_8B, host_gb=4, disk_gb=100, turns=turns) for turns in (False, True))
+    for plan, host, rate in ((in_memory, "memory", "12 GB/s"), (on_disk, "disk", "1.5 GB/s"), (on_hard_disk, "disk", "0.12 GB/s")):
+        (rank,) = plan.ranks
+        assert rank.streaming is not None and rank.streaming.host == host
+        assert f"from the host's {host}: " in rank.streaming.text and f"at {rate} (assumed)" in rank.streaming.text
+    assert on_disk.time is not None and on_hard_disk.time is not None
+    (rank,) = on_hard_disk.ranks
+    assert rank.streaming is not None and on_hard_disk.time.step_s >= 2 * rank.streaming.host_bytes / 0.12e9 > 1.5 * on_disk.time.step_s
+    with pytest.raises(DoesNotFit, match=r"room for 2\.4 GB of memory on tower, 3\.0 GB of disk on tower"):
+        plan_of([4], LLAMA_8B, host_gb=3, disk_gb=6)
+    with pytest.raises(DoesNotFit):  # inputs of one micro-batch have no room in memory
+        plan_of([4], LLAMA_8B, host_gb=0.01, disk_gb=100)
+
+
+def test_beside_layers_on_a_disk_the_inputs_have_the_memory() -> None:
+    """Few loads of a slow disk: twice the time of layers in memory would be no wonder at a twentieth of the rate."""
+    in_memory, on_disk = (plan_of([8], "Qwen/Qwen2.5-32B", host_gb=host_gb, disk_gb=100, link=(4, 16)) for host_gb in (64, 12))
+    (roomy,), (short,) = in_memory.ranks, on_disk.ranks
+    assert (
+        roomy.streaming is not None and short.streaming is not None and (roomy.streaming.host, short.streaming.host) == ("memory", "disk")
+    )
+    assert short.micro_batch * short.streaming.group > roomy.micro_batch * roomy.streaming.group
+    assert in_memory.time is not None and on_disk.time is not None and on_disk.time.step_s < 1.2 * in_memory.time.step_s
+
+
+def test_under_wsl_memory_that_is_not_pinned_comes_before_the_disk() -> None:
+    (rank,) = plan_of([4], LLAMA_8B, host_gb=7, disk_gb=100, wsl=True).ranks
+    assert rank.streaming is not None and rank.streaming.host == "pageable" and rank.streaming.bytes_per_s == 5e9
+    assert "from the host's memory, which is not pinned: " in rank.streaming.text
+
+
+def test_stages_of_a_pipeline_take_what_their_hosts_have() -> None:
+    plan = plan_of([16, 8, 8], LLAMA_70B, host_gb=4, disk_gb=200)
+    assert plan.strategy == "pipeline" and {rank.streaming.host for rank in plan.ranks if rank.streaming} == {"disk"}
 
 
 @pytest.mark.parametrize(
