@@ -14,6 +14,7 @@ from typing import Final
 MEMORY: Final = "memory"
 PAGEABLE: Final = "pageable"
 DISK: Final = "disk"
+PLACES_AT_ONCE = 2  # on the device: one that computes, one that comes
 WORDS = {MEMORY: "memory", PAGEABLE: "memory, which is not pinned", DISK: "disk"}
 
 
@@ -25,7 +26,7 @@ class Streaming:
     layers: int
     group: int
     host: str
-    places: int = 2
+    places: int = PLACES_AT_ONCE
 
 
 def streamed(begin: int, end: int, count: int) -> tuple[int, ...]:

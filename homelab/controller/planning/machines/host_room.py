@@ -14,8 +14,9 @@ from typing import Literal
 from homelab.controller.facts import nvidia_answer
 from homelab.controller.facts.node import Facts
 from homelab.controller.planning.machines.machines import RankSlot, host_memory
+from homelab.controller.planning.memory_estimate import StreamingPlan
 from homelab.controller.planning.pcie_link import PcieLink
-from homelab.shared.law.streaming import DISK, MEMORY, PAGEABLE
+from homelab.shared.law.streaming import DISK, MEMORY, PAGEABLE, PLACES_AT_ONCE
 
 # To a card whose link is not known: as by PCIe 3.0 with 16 lanes.
 PCIE_BYTES_PER_S = 12e9
@@ -38,6 +39,12 @@ class HostRoom:
     bytes_per_s: float
     link: PcieLink | None = None
     pinned_free: int | None = None
+
+    def plan(self, layers: int, layer_bytes: int, group: int) -> StreamingPlan:
+        """So many layers in this room, for `group` micro-batches at a time."""
+        return StreamingPlan(
+            layers=layers, group=group, host=self.kind, places=PLACES_AT_ONCE, layer_bytes=layer_bytes, bytes_per_s=self.bytes_per_s, link=self.link
+        )  # fmt: skip
 
     def takes(self, layers: int, layer_bytes: int, inputs: int = 0, input_bytes: int = 0) -> bool:
         """Whether so many layers, and inputs of layers that wait for their backward pass in pinned memory, have room; yes where that is not known."""

@@ -10,23 +10,14 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from homelab.controller.planning.machines.host_room import HostRoom
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.memory.activations import width
 from homelab.controller.planning.memory.rank_memory import RankSetup
-from homelab.controller.planning.memory_estimate import TIGHT, MemoryItem, StreamingPlan
+from homelab.controller.planning.memory_estimate import TIGHT, MemoryItem
 from homelab.controller.planning.model.architecture import Architecture
+from homelab.shared.law.streaming import PLACES_AT_ONCE
 from homelab.shared.protocol.memory_items import ACTIVATIONS, BASE_WEIGHTS, PLACES
 from homelab.shared.recipe import Method, Train
-
-PLACES_AT_ONCE = 2  # one that computes, one that comes
-
-
-def plan(room: HostRoom, layers: int, group: int, one_layer_bytes: int) -> StreamingPlan:
-    """So many layers, `group` micro-batches at a time, in this room of the host."""
-    return StreamingPlan(
-        layers=layers, group=group, host=room.kind, places=PLACES_AT_ONCE, layer_bytes=one_layer_bytes, bytes_per_s=room.bytes_per_s, link=room.link
-    )  # fmt: skip
 
 
 def layer_bytes(shape: Architecture, method: Method, precision: str) -> int:

@@ -132,7 +132,7 @@ class MicroBatching:
         inputs = 0 if self._kept_layers(layers) else layers * in_flight
         taking = (room for room in self._rooms[rank] if room.takes(count, self._layer_bytes, inputs, self._boundary_bytes(rank)))
         room = next(taking, None)
-        return streamed_memory.plan(room, count, 1, self._layer_bytes) if room is not None else None
+        return room.plan(count, self._layer_bytes, 1) if room is not None else None
 
     def _resident(self, rank: int, stage: int, layers: int, in_flight: int, train: Train) -> tuple[MemoryItem, ...]:
         setup, part = ranks.setup_of(self.job, self.slots[rank], self.rows), Part(layers, stage == 0, self._is_last(stage))

@@ -32,7 +32,7 @@ class OneCard:
         how = "which has room for the whole model"
         if self.streaming is not None:
             streamed = f"{gigabytes(self.streamed_bytes, '.2g')} of {gigabytes(self.layers_bytes, '.2g')} GB"
-            how = f"with {streamed} of its layers on its host's {WORDS[self.streaming.host]}, at {self.streaming.rate}"
+            how = f"with {streamed} of its layers in its host's {WORDS[self.streaming.host]}, at {self.streaming.rate}"
         return f"{self.node} alone, {how}: {self.tokens_per_s:.0f} tokens/s; as a pipeline {tokens_per_s:.0f}"
 
     def instead_of(self, tokens_per_s: float) -> FewerNodes | None:

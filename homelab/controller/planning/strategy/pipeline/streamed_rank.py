@@ -117,7 +117,7 @@ def _with_rows(job: TrainingJob, slot: RankSlot, rows: int) -> StreamedRank | No
         on_device = functools.partial(streamed_memory.on_device, items, layer_bytes, boundary_bytes, group=group, kept_layers=kept_layers)
         count = streamed_memory.fewest(on_device(0), layer_bytes, available_bytes, shape.layers)
         if count and room.takes(count, layer_bytes, 0 if kept_layers else shape.layers * group, boundary_bytes):
-            streaming = streamed_memory.plan(room, count, group, layer_bytes)
+            streaming = room.plan(count, layer_bytes, group)
             memory = MemoryEstimate(items=on_device(count), available_bytes=available_bytes)
             return StreamedRank(slot, rows, memory, streaming, streaming.step_s(compute_s, len(passes)))
     return None

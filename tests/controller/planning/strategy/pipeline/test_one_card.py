@@ -46,14 +46,17 @@ def test_what_has_no_room_is_sent_and_costs_time() -> None:
     roomy, tight = alone([24, 8, 8]), alone([7, 6, 6])
     assert roomy is not None and tight is not None
     assert tight.node == "tower" and 0 < tight.streamed_bytes < tight.layers_bytes and tight.tokens_per_s < roomy.tokens_per_s
-    assert "of its layers in host memory, at 12 GB/s (assumed): " in tight.against(500)
+    assert "of its layers in its host's memory, at 12 GB/s (assumed): " in tight.against(500)
 
 
 def test_the_rate_of_a_known_link_is_said_beside_the_pipeline() -> None:
     link = PcieLink(generation=4, lanes=8)
     streaming = StreamingPlan(layers=4, group=2, host="memory", places=2, layer_bytes=10**9, bytes_per_s=link.bytes_per_s, link=link)
     card = one_card.OneCard("tower", streaming, 10**10, 500.0)
-    assert "with 4 of 10 GB of its layers in host memory, at 12.6 GB/s (by its link: PCIe 4.0, 8 lanes): 500 tokens/s" in card.against(400)
+    assert (
+        "with 4 of 10 GB of its layers in its host's memory, at 12.6 GB/s (by its link: PCIe 4.0, 8 lanes): 500 tokens/s"
+        in card.against(400)
+    )
     instead = card.instead_of(400)
     assert instead is not None
     assert instead.because.startswith(
