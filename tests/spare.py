@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -24,18 +25,29 @@ def add_option(parser: pytest.Parser) -> None:
 
 def named() -> dict[str, list[str]]:
     """Test file -> names of its tests, or of one of their cases."""
-    return tomllib.loads(FILE.read_text(encoding="utf-8"))
+    names: dict[str, list[str]] = tomllib.loads(FILE.read_text(encoding="utf-8"))["names"]
+    return names
+
+
+def thinned() -> list[str]:
+    """Test files of whose tests with many cases each third case is always played."""
+    files: list[str] = tomllib.loads(FILE.read_text(encoding="utf-8"))["each_third_case"]
+    return files
 
 
 def mark(items: list[pytest.Item], root: Path) -> None:
     """Mark what is spare, and move it behind all that is not. Raises pytest.UsageError for a name that no test of a whole file has."""
-    names = named()
+    names, few = named(), set(thinned())
     left = {file: set(of_it) for file, of_it in names.items()}
+    cases: Counter[str] = Counter()
     for item in items:
         file = str(item.path.relative_to(root))
-        if found := {item.name, getattr(item, "originalname", item.name)} & set(names.get(file, ())):
+        of_many = getattr(item, "originalname", item.name)
+        found = {item.name, of_many} & set(names.get(file, ()))
+        if found or (file in few and cases[f"{file}::{of_many}"] % 3):
             item.add_marker(pytest.mark.spare)
-            left[file] -= found
+        cases[f"{file}::{of_many}"] += 1
+        left.get(file, set()).difference_update(found)
     whole = {str(item.path.relative_to(root)) for item in items if "::" not in "".join(item.config.args)}
     gone = [f"{file}::{name}" for file in sorted(whole & left.keys()) for name in sorted(left[file])]
     if gone:

@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items): spare.mark(items, pathlib.Path(__file_
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "test_sample.py").write_text(SAMPLE)
     (tmp_path / "options_here.py").write_text(OPTIONS)
-    (tmp_path / "spare.toml").write_text('"test_sample.py" = ["test_is_spare", "test_cases[seldom]"]\n')
+    (tmp_path / "spare.toml").write_text('each_third_case = []\n[names]\n"test_sample.py" = ["test_is_spare", "test_cases[seldom]"]\n')
     return tmp_path
 
 
@@ -69,10 +69,23 @@ def test_who_asks_for_them_has_them(folder: Path, options: tuple[str, ...]) -> N
 
 
 def test_a_name_that_no_test_has_is_an_error(folder: Path) -> None:
-    (folder / "spare.toml").write_text('"test_sample.py" = ["test_is_spare", "test_that_is_gone"]\n')
+    (folder / "spare.toml").write_text('each_third_case = []\n[names]\n"test_sample.py" = ["test_is_spare", "test_that_is_gone"]\n')
     found, said = played(folder)
     assert found == [] and "tests/spare.toml names what is not there: test_sample.py::test_that_is_gone" in said
 
 
+def test_of_many_cases_each_third_is_always_played(folder: Path) -> None:
+    many = """
+import pathlib, pytest
+@pytest.mark.parametrize("case", range(7))
+def test_many(case): open(pathlib.Path(__file__).with_name("played"), "a").write(f"{case} ")
+def test_alone(): open(pathlib.Path(__file__).with_name("played"), "a").write("alone ")
+"""
+    (folder / "test_sample.py").write_text(many)
+    (folder / "spare.toml").write_text('each_third_case = ["test_sample.py"]\n[names]\n')
+    found, said = played(folder, "--spare-until", "0")
+    assert found == ["0", "3", "6", "alone"] and "4 tests were left out" in said
+
+
 def test_every_file_is_there() -> None:
-    assert [name for name in spare.named() if not (costs.ROOT / name).is_file()] == []
+    assert [name for name in (*spare.named(), *spare.thinned()) if not (costs.ROOT / name).is_file()] == []
