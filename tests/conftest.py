@@ -5,6 +5,7 @@ all others. And time enough on any machine: a limit is there for what hangs, not
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import signal
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import typer
 
 from tests import costs, lanes, selection, small_model, spare
 
+IMPORTED = ("bitsandbytes", "peft", "transformers.models.llama.modeling_llama", "transformers.trainer")
 LEAST_S = 120.0  # any test; the first of a file often brings a lab up in this time, too
 LAST_S = 300.0
 LONG = ("e2e", "cli", "worker", "lab", "remote")
@@ -93,6 +95,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         limit = item.get_closest_marker("timeout")
         if limit is not None and (limit.args[0] < LEAST_S or PATIENCE > 1):
             item.add_marker(pytest.mark.timeout(max(limit.args[0], LEAST_S) * PATIENCE), append=False)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Once for all lanes, while the small model is made: each of them would import it by itself, ten seconds of a core in whatever test comes first."""
+    if session.config.option.lanes and any("worker" in item.path.parts for item in session.items):
+        for name in IMPORTED:
+            importlib.import_module(name)
 
 
 @pytest.hookimpl(tryfirst=True)
