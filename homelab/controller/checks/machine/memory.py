@@ -10,7 +10,6 @@ from homelab.controller.checks.check import Problem, check, subject
 from homelab.controller.checks.evidence import Evidence, Level
 from homelab.controller.checks.machine import training_size
 from homelab.controller.config.cluster import Node
-from homelab.controller.config.recipe import Recipe
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.node_commands import as_root, on_node, written_as_root
 from homelab.controller.planning.memory.rank_memory import PROCESS_BYTES
@@ -28,11 +27,12 @@ MORE_FILES = 65536
 
 @check("memory.ram", "enough memory is free, for this login too", worst="fail", sees="system")
 def ram(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
-    """fail when the process and the weights alone do not fit into the free memory, warn when they fit by less than 10 %."""
+    """fail when the process and the weights alone do not fit into the free memory, warn when they fit by less than 10 %. With a plan, which may divide the
+    weights or stream them, the processes alone: the rest is judged by `fit.memory`."""
     available = available_bytes(facts)
     if available is None:
         return
-    need = least_bytes(evidence.recipe, node, facts)
+    need = least_bytes(evidence, node, facts)
     if available >= _TIGHT * need:
         return
     level: Level = "fail" if available < need else "warn"
@@ -92,11 +92,13 @@ def available_bytes(facts: Facts) -> int | None:
     return min(free, max(0, facts.system.memory_limit_bytes - (facts.system.memory_limit_used_bytes or 0)))
 
 
-def least_bytes(recipe: Recipe | None, node: Node, facts: Facts) -> int:
+def least_bytes(evidence: Evidence, node: Node, facts: Facts) -> int:
     """A lower bound of the RAM this node's ranks hold. On a CPU node the training itself lies there too."""
     if node.gpus:
         return CUDA_PROCESS_BYTES * node.rank_count
-    size = training_size.of_recipe(recipe, facts)
+    if evidence.plan is not None:
+        return PROCESS_BYTES * max(1, sum(rank.node == node.name for rank in evidence.plan.ranks))
+    size = training_size.of_recipe(evidence.recipe, facts)
     return PROCESS_BYTES + (size.training_bytes if size else 0)
 
 

@@ -88,3 +88,26 @@ def test_without_a_plan_it_says_why_and_finds_nothing() -> None:
 def test_a_node_that_takes_no_part_and_a_card_of_unknown_size_are_said_aloud() -> None:
     evidence = replace(healthy.gpu(recipe()), plan=healthy.plan([{"node": "tower", "need_gib": 3.0}]))
     assert "not known" in summary(evidence, "tower") and summary(evidence, "laptop") == "takes no part"
+
+
+@pytest.mark.parametrize(("free_gb", "strategy"), [(2.7, "pipeline"), (1.7, "pipeline")], ids=["divided", "divided and streamed"])
+def test_nodes_that_hold_a_part_need_no_memory_for_the_whole(free_gb: float, strategy: str) -> None:
+    """A plan says how much each node holds. The check of the machine's memory asked for the whole model on each of them, and refused the launch."""
+    of = healthy.recipe(
+        model={"name": "TinyLlama/TinyLlama-1.1B-Chat-v1.0"}, method={"kind": "lora"}, data={"train": "hub:a/b"},
+        train={"global_batch": 12, "steps": 10, "learning_rate": 1e-4, "seq_len": 128},
+    )  # fmt: skip
+    evidence = healthy.cpu(of)
+    for name in evidence.facts:
+        system, model = {"memory_available_bytes": int(free_gb * 10**9)}, {"found": False, "problem": "not in the hub cache"}
+        evidence = healthy.with_facts(evidence, name, system=system, model=model)
+    (ram,) = (check for check in registry.CHECKS if check.id == "memory.ram")
+    assert {finding.level for finding in ram.judge(evidence)} == {"fail"}, "without a plan nobody knows better"
+    evidence = planned(evidence)
+    assert evidence.plan is not None and evidence.plan.strategy == strategy, evidence.refused
+    assert all((rank.streaming is not None) == (free_gb < 2) for rank in evidence.plan.ranks)
+    assert [*ram.judge(evidence)] == [] and "fail" not in {finding.level for finding in CHECK.judge(evidence)}
+    short = replace(
+        evidence, facts={name: healthy.changed(facts, system={"memory_available_bytes": 10**8}) for name, facts in evidence.facts.items()}
+    )
+    assert {finding.level for finding in ram.judge(short)} == {"fail"}, "the process itself has no room"
