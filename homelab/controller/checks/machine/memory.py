@@ -27,8 +27,7 @@ MORE_FILES = 65536
 
 @check("memory.ram", "enough memory is free, for this login too", worst="fail", sees="system")
 def ram(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
-    """fail when the process and the weights alone do not fit into the free memory, warn when they fit by less than 10 %. With a plan, which may divide the
-    weights or stream them, the processes alone: the rest is judged by `fit.memory`."""
+    """fail when what a node must hold in any case does not fit into the free memory, warn when it fits by less than 10 %. A plan says more: `fit.memory`."""
     available = available_bytes(facts)
     if available is None:
         return
@@ -93,12 +92,12 @@ def available_bytes(facts: Facts) -> int | None:
 
 
 def least_bytes(evidence: Evidence, node: Node, facts: Facts) -> int:
-    """A lower bound of the RAM this node's ranks hold. On a CPU node the training itself lies there too."""
+    """A lower bound of the RAM this node's ranks hold. Of a CPU node that is the training, too, where each of several nodes holds all of it."""
     if node.gpus:
         return CUDA_PROCESS_BYTES * node.rank_count
-    if evidence.plan is not None:
-        return PROCESS_BYTES * max(1, sum(rank.node == node.name for rank in evidence.plan.ranks))
-    size = training_size.of_recipe(evidence.recipe, facts)
+    # Other strategies divide the weights, and one node alone may have a part of them on its disk.
+    is_whole = evidence.recipe is not None and evidence.recipe.parallel.strategy == "ddp" and len(evidence.cluster.nodes) > 1
+    size = training_size.of_recipe(evidence.recipe, facts) if is_whole else None
     return PROCESS_BYTES + (size.training_bytes if size else 0)
 
 
