@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-# Where frozen layers lie: memory of the host, pinned beside a card; memory that is not pinned, from which copies are slower; a file of its disk.
+# Where frozen layers lie, the best place first: memory of the host, pinned beside a card; memory that is not pinned, from which copies are slower; a file of its disk.
 MEMORY: Final = "memory"
 PAGEABLE: Final = "pageable"
 DISK: Final = "disk"

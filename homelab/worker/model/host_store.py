@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def moved(module: Any, device: torch.device, file: Path | None, taken_bytes: int
     for holder, name, tensor in found:
         pieces.append(Piece(holder, name, offset, tensor.shape, tensor.dtype))
         offset += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
-    block = _in_memory(offset, taken_bytes, pinned=pinned and file is None)
+    block = _zeros(offset, taken_bytes, pinned=pinned and file is None)
     for piece, (_, _, tensor) in zip(pieces, found, strict=True):
         block[piece.offset : piece.offset + piece.size_bytes].copy_(tensor.detach().contiguous().view(-1).view(torch.uint8))
     if file is not None:
@@ -70,13 +70,19 @@ def moved(module: Any, device: torch.device, file: Path | None, taken_bytes: int
     return layer
 
 
-def _in_memory(size_bytes: int, taken_bytes: int, *, pinned: bool) -> torch.Tensor:
-    """Zeros. A system that pins no more may have memory all the same: the numbers are the same, and copies are slower."""
+def in_memory(shape: Sequence[int], dtype: torch.dtype, *, pinned: bool) -> torch.Tensor:
+    """An empty tensor of the host. A system that pins no more may have memory all the same: the numbers are the same, and copies are slower.
+    Raises RuntimeError where it has none."""
+    if pinned:
+        with contextlib.suppress(RuntimeError):
+            return torch.empty(shape, dtype=dtype, pin_memory=True)
+    return torch.empty(shape, dtype=dtype)
+
+
+def _zeros(size_bytes: int, taken_bytes: int, *, pinned: bool) -> torch.Tensor:
     try:
-        return torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=pinned)
+        return in_memory([size_bytes], torch.uint8, pinned=pinned).zero_()
     except RuntimeError as error:
-        if pinned:
-            return _in_memory(size_bytes, taken_bytes, pinned=False)
         raise WorkerError(
             f"the host has no {size_words(size_bytes)} of memory for another layer, after {size_words(taken_bytes)}: {str(error).splitlines()[0]}",
             where="memory of the host", hint="close other programs on this machine, or use a smaller [model]; under WSL2, raise memory in .wslconfig",

@@ -20,6 +20,7 @@ import torch
 
 from homelab.worker.data import pair_batches
 from homelab.worker.errors import WorkerError
+from homelab.worker.model import host_store
 from homelab.worker.model.host_layers import HostLayers
 
 Batch = dict[str, Any]
@@ -172,7 +173,7 @@ class LayerMajor:
         """The input of a layer until its backward pass: on the host beside a card."""
         if hidden.device.type != "cuda":
             return hidden
-        kept = torch.empty(hidden.shape, dtype=hidden.dtype, pin_memory=True)
+        kept = host_store.in_memory(hidden.shape, hidden.dtype, pinned=True)
         kept.copy_(hidden.detach(), non_blocking=True)
         return kept.requires_grad_(hidden.requires_grad)
 

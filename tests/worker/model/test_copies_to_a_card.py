@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +16,10 @@ import torch
 
 from homelab.shared.protocol.quantisation import NF4
 from homelab.worker.errors import WorkerError
-from homelab.worker.model import host_store
+from homelab.worker.model import build, host_store
 from homelab.worker.model.host_layers import HostLayers
+from homelab.worker.model.layer_major import LayerMajor
+from homelab.worker.model.pretrained import LoadedPart
 from homelab.worker.strategies.pipeline import streamed_stage
 from tests.worker import harness
 from tests.worker.model.test_layer_major import BATCHES, LAYERS, adapted, batches, by_layer, differing, files, in_order, stepped  # noqa: F401
@@ -118,6 +122,12 @@ def test_a_system_that_pins_no_more_is_said_and_the_layers_lie_in_other_memory(c
     streamed = adapted(files, None, host, 3)
     assert host.unpinned_bytes == host.host_bytes > 0
     by_layer(streamed, host, batches(), BATCHES)
+    said: list[str] = []
+    build._load_base(
+        harness.task_of(tmp_path, method__kind="lora"), str(files), said.append,
+        LoadedPart(reader=functools.partial(streamed_stage.load, stage=None, host=host_beside(card), count=3)),
+    )  # fmt: skip
+    assert [line for line in said if "pins no more memory" in line and "come slower" in line]
     for asked in ({"pinned": False}, {"file": tmp_path / "layers"}):
         other = host_beside(card, **asked)
         adapted(files, None, other, 3)
@@ -132,11 +142,22 @@ def test_the_layers_lie_where_the_plan_has_them(tmp_path: Path, kind: str, pinne
     assert (host.pinned, host.file is not None) == (pinned, on_disk)
 
 
+def test_the_input_of_a_layer_needs_no_pinned_memory_either(card: _Streams, files: Path) -> None:  # noqa: F811
+    """Where layers have taken all that can be pinned, the first step ended with torch's error."""
+    hidden = torch.randn(2, 3, 4)
+    on_card = SimpleNamespace(
+        device=torch.device("cuda"), shape=hidden.shape, dtype=hidden.dtype, requires_grad=True, detach=lambda: hidden
+    )  # fmt: skip
+    kept = LayerMajor._kept(SimpleNamespace(), on_card)  # type: ignore[arg-type]
+    assert kept is not hidden and kept.equal(hidden) and kept.requires_grad
+
+
 def test_memory_that_is_not_there_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(*_shape: Any, pin_memory: bool = False, **_options: Any) -> torch.Tensor:
         raise RuntimeError("CUDA error: out of memory" if pin_memory else "DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(torch, "zeros", refuses)
+    layer = torch.nn.Linear(64, 64)
+    monkeypatch.setattr(torch, "empty", refuses)
     with pytest.raises(WorkerError, match="can't allocate memory") as raised:
-        host_store.moved(torch.nn.Linear(64, 64), torch.device("cpu"), None, 10**9, pinned=True)
+        host_store.moved(layer, torch.device("cpu"), None, 10**9, pinned=True)
     assert "after 1.0 GB" in raised.value.message and "close other programs" in raised.value.hint

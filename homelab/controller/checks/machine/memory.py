@@ -13,6 +13,7 @@ from homelab.controller.config.cluster import Node
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.node_commands import as_root, on_node, written_as_root
 from homelab.controller.planning.memory.rank_memory import PROCESS_BYTES
+from homelab.controller.planning.strategy import registry
 from homelab.shared.protocol.quantisation import stored_of
 
 # A process with CUDA's libraries loaded; weights go straight to the card, shard by shard, from a memory map. An assumption.
@@ -95,8 +96,9 @@ def least_bytes(evidence: Evidence, node: Node, facts: Facts) -> int:
     """A lower bound of the RAM this node's ranks hold. Of a CPU node that is the training, too, where each of several nodes holds all of it."""
     if node.gpus:
         return CUDA_PROCESS_BYTES * node.rank_count
-    # Other strategies divide the weights, and one node alone may have a part of them on its disk.
-    is_whole = evidence.recipe is not None and evidence.recipe.parallel.strategy == "ddp" and len(evidence.cluster.nodes) > 1
+    # "auto" takes what has room, other strategies divide the weights, and one node alone may have a part of them on its disk.
+    strategy = registry.STRATEGIES.get(evidence.recipe.parallel.strategy) if evidence.recipe is not None else None
+    is_whole = strategy is not None and not (strategy.is_per_pass or strategy.cuts_layers) and len(evidence.cluster.nodes) > 1
     size = training_size.of_recipe(evidence.recipe, facts) if is_whole else None
     return PROCESS_BYTES + (size.training_bytes if size else 0)
 

@@ -12,6 +12,7 @@ from homelab.controller.checks import registry
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.recipe import Recipe
 from homelab.controller.planning.memory import scenario
+from homelab.shared.recipe.parallel import STRATEGY_NAMES
 from tests import builders
 from tests.controller.checks import healthy
 
@@ -108,7 +109,12 @@ def test_nodes_that_hold_a_part_need_no_memory_for_the_whole(free_gb: float) -> 
     assert with_plan.plan is not None and with_plan.plan.strategy == "pipeline", with_plan.refused
     assert all((rank.streaming is not None) == (free_gb < 2) for rank in with_plan.plan.ranks)
     assert [*ram.judge(with_plan)] == [] and "fail" not in {finding.level for finding in CHECK.judge(with_plan)}
-    copies = replace(evidence, recipe=of.model_copy(update={"parallel": replace(of.parallel, strategy="ddp")}))
-    assert {finding.level for finding in ram.judge(copies)} == {"fail"}, "each node holds all of it"
+    named = {
+        name: replace(evidence, recipe=of.model_copy(update={"parallel": replace(of.parallel, strategy=name)})) for name in STRATEGY_NAMES
+    }
+    found = {name: {finding.level for finding in ram.judge(of_it)} for name, of_it in named.items()}
+    assert found.pop("auto") == found.pop("pipeline") == found.pop("zero3") == found.pop("fsdp") == set()
+    assert found == dict.fromkeys(("ddp", "hsdp", "zero2"), {"fail"}), "each node holds all weights that are not trained"
+    copies = named["ddp"]
     alone = replace(copies, cluster=copies.cluster.only(("tower",)), facts={"tower": copies.facts["tower"]})
     assert [*ram.judge(alone)] == [], "one node may have a part of it on its disk"

@@ -36,6 +36,11 @@ class StreamedRank:
     streaming: StreamingPlan | None
     step_s: float
 
+    @property
+    def last_resort(self) -> int:
+        """0: all layers stay. The rates of the later rooms are assumed, so what is faster by them alone is not taken."""
+        return 0 if self.streaming is None else 1 + list(WORDS).index(self.streaming.host)
+
 
 def why_not(job: TrainingJob) -> str | None:
     """Why no layer of this training can come from the host; None where some can."""
@@ -89,11 +94,13 @@ def alone(job: TrainingJob) -> Assignment | None:
 
 
 def fastest_on(job: TrainingJob, slot: RankSlot) -> StreamedRank | None:
-    """The fastest way to train the whole model in this place alone, resident if that has room in any way; None where there is none, or its memory is not known."""
+    """The fastest way to train the whole model in this place alone, resident if that has room in any way, and from the best room of its host; None where
+    there is none, or its memory is not known."""
     batch, asked = job.recipe.train.global_batch, job.recipe.parallel.micro_batch
     sizes = [min(asked, batch)] if asked != "auto" else [rows for rows in _MICRO_BATCHES if rows <= batch]
     found = [one for rows in sizes if (one := _with_rows(job, slot, rows)) is not None]
-    found = [one for one in found if one.streaming is None] or found
+    best = min((one.last_resort for one in found), default=0)
+    found = [one for one in found if one.last_resort == best]
     as_fast = [one for one in found if one.step_s <= _AS_FAST * min(other.step_s for other in found)]
     return min(as_fast, key=lambda one: (one.streaming.layers if one.streaming else 0, one.step_s, one.rows), default=None)
 

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import itertools
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from homelab.controller.planning.machines import host_room
 from homelab.controller.planning.memory.scenario import DoesNotFit
-from homelab.controller.planning.memory_estimate import StreamingPlan
+from homelab.controller.planning.memory_estimate import MemoryEstimate, StreamingPlan
 from homelab.controller.planning.plan import make
 from homelab.controller.planning.render import plan_table
 from homelab.controller.planning.strategy import registry
@@ -113,6 +114,23 @@ def test_the_disk_is_the_last_resort() -> None:
         plan_of([4], LLAMA_8B, host_gb=3, disk_gb=6)
     with pytest.raises(DoesNotFit):  # inputs of one micro-batch have no room in memory
         plan_of([4], LLAMA_8B, host_gb=0.01, disk_gb=100)
+
+
+def test_what_is_faster_by_an_assumed_rate_alone_is_no_reason_for_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(work: Any, slot: Any, rows: int) -> streamed_rank.StreamedRank | None:
+        host = {1: "disk", 2: "pageable", 4: "memory"}.get(rows)
+        if host is None:
+            return None
+        streaming = StreamingPlan(layers=rows, group=1, host=host, places=2, layer_bytes=1, bytes_per_s=1.0)  # type: ignore[arg-type]
+        return streamed_rank.StreamedRank(slot, rows, MemoryEstimate(items=()), streaming, float(rows))
+
+    monkeypatch.setattr(streamed_rank, "_with_rows", found)
+    recipe = builders.recipe(
+        model={"name": LLAMA_8B}, method={"kind": "qlora"}, train={"global_batch": 16, "learning_rate": 1e-4, "steps": 10}
+    )
+    work = SimpleNamespace(recipe=recipe)
+    best = streamed_rank.fastest_on(work, None)  # type: ignore[arg-type]
+    assert best is not None and best.streaming is not None and best.streaming.host == "memory"
 
 
 def test_beside_layers_on_a_disk_the_inputs_have_the_memory() -> None:
