@@ -28,8 +28,7 @@ GROUPS = {
 }
 PINNED = {
     "data/batches.py": "batches in host memory, once",
-    "model/host_store.py": "streamed layers, once while the model is read",
-    "model/layer_major.py": "the input of each layer until its backward pass",
+    "model/host_store.py": "streamed layers, once while the model is read; the input of each layer until its backward pass",
     "strategies/pipeline/neighbours.py": "memory of the host for what is received",
     "strategies/pipeline/shared_table.py": "the same",
 }
