@@ -46,7 +46,7 @@ class Desk:
         """Start a command in a session of its own and with no signal ignored, as a terminal would; stdout and stderr come together."""
         return subprocess.Popen(
             [*COMMAND, *arguments], cwd=self.folder, env=self._environment() | environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, start_new_session=True, preexec_fn=_heed_signals,
+            stderr=subprocess.STDOUT, text=True, start_new_session=True, preexec_fn=heed_signals,
         )  # fmt: skip
 
     def start(self, *arguments: str, stdout: IO[bytes], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -156,7 +156,7 @@ class Run:
             yield from sorted(self.folder(node.name).glob(pattern))
 
 
-def _heed_signals() -> None:
+def heed_signals() -> None:
     """What is ignored stays so in children: under nohup and behind a shell's `&` that holds for a closed terminal and Ctrl-C."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)

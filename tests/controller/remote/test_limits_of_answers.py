@@ -26,6 +26,7 @@ from homelab.shared.protocol import marks
 from homelab.shared.protocol.message import Message
 from homelab.shared.protocol.setup_messages import PieceRequest
 from homelab.shared.protocol.verb_table import VERBS
+from scripts.practice.desk import heed_signals
 from tests import builders
 from tests.fakes import ask_node
 
@@ -227,18 +228,14 @@ STUCK = {
 }  # fmt: skip
 
 
-def _heed() -> None:
-    """A program that nohup has started ignores SIGHUP, and so does what it starts: not so here."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 @pytest.mark.parametrize("program", STUCK.values(), ids=STUCK)
 def test_a_command_that_waits_for_a_node_is_gone_at_the_limit(program: str, number: signal.Signals) -> None:
     assert signals._END_S < 5.0
     text = f"from homelab.controller.run import signals; signals.count_alike(); signals.limit_end(); signals._HURRY_S, signals._END_S = 0.2, 0.5\n{program}"
-    process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_heed)
+    process = subprocess.Popen(
+        [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_signals
+    )
     assert process.stdout is not None and process.stdout.readline() == "\n"
     began_s = time.monotonic()
     process.send_signal(number)
@@ -251,7 +248,9 @@ def test_what_must_be_asked_is_asked_before_that() -> None:
         "import time; from homelab.controller.run import signals; signals.count_alike(); signals.limit_end(); signals._HURRY_S, signals._END_S = 0.2, 0.5\n"
         "with signals.held(), signals.hurried(lambda: print('undone', flush=True)):\n  print(flush=True)\n  while True: time.sleep(1)"
     )
-    process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, preexec_fn=_heed)
+    process = subprocess.Popen(
+        [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, preexec_fn=heed_signals
+    )
     assert process.stdout is not None and process.stdout.readline() == "\n"
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=20)[0] == "undone\n"

@@ -16,7 +16,7 @@ from pydantic_core import SchemaSerializer, SchemaValidator, core_schema
 
 from homelab.cli import command_list, main
 from homelab.shared.protocol.errors import EXIT_INTERNAL, EXIT_INTERRUPTED
-from scripts.practice.desk import REPOSITORY
+from scripts.practice.desk import REPOSITORY, heed_signals
 
 pytestmark = pytest.mark.timeout(60)
 PROGRAM = """
@@ -65,7 +65,7 @@ def test_it_is_raised_once_more(number: signal.Signals, how: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(int(number)), how], env=environment, capture_output=True, text=True, timeout=15,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+        preexec_fn=heed_signals,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "interrupted" and "Exception ignored" not in done.stderr, (done.stdout, done.stderr)
 
