@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import re
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from homelab.worker.model import (
     model_dropout,
     pair_loss,
     quantised_cache,
+    quantised_writing,
     score_head,
     stored_weights,
     trained_weights,
@@ -142,12 +144,13 @@ def _load_base(task: Task, path: str, note: Note, part: LoadedPart = WHOLE) -> A
         note(f"base: its files are quantised already ({found.words}), and held {'as they are' if found.held else 'in ' + task.precision}")
     if part.words:
         note(part.words)
-    stored = quantised_cache.folder_of(task, path, dtype) if how == NF4 and found is None and part.reader is None else None
-    model = quantised_cache.load(stored, lambda: load_base(str(stored), None, how, dtype, card, where), note) if stored else None
+    is_kept = how == NF4 and found is None and part.kept_as is not None
+    stored = quantised_cache.folder_of(task.run_dir, task.model, path, dtype, part.kept_as or "") if is_kept else None
+    read = functools.partial(load_base, quantisation=how, dtype=dtype, card=card, where=where)
+    model = quantised_cache.load(stored, read, part.reader, note)
     if model is None:
-        model = load_base(path, task.model.revision, how, dtype, card, where, part.reader)
-        if stored:
-            quantised_cache.keep(model, stored, task, note)
+        with quantised_writing.keeping(stored, task, note, is_own=part.is_stage) as see:
+            model = quantised_cache.shown(functools.partial(read, path, task.model.revision), part.reader, see)
     streamed = host_layers.of(model)
     if streamed is not None and streamed.unpinned_bytes:
         size = size_words(streamed.unpinned_bytes)

@@ -129,7 +129,9 @@ def _train(task: Task, shape: dict[str, Any], state: StateFile, clock: _Clock) -
 
     state(collective_stages.MAKING)
     process_group.claim_device(task)
-    model = load_model(task, str(random_weights.folder(state.folder / "model", shape)), print, LoadedPart(reader=random_weights.read))
+    model = load_model(
+        task, str(random_weights.folder(state.folder / "model", shape)), print, LoadedPart(random_weights.read, kept_as=None)
+    )
     balance = task.balance()
     why_padded = packed_attention.use(model, next(model.parameters()).device, DTYPES[task.precision])
     if why_padded is None:

@@ -8,6 +8,7 @@ the newest complete checkpoint while there is no final/.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from homelab.shared.protocol import layout
-from homelab.shared.recipe import Method
+from homelab.shared.protocol.quantisation import NF4
+from homelab.shared.recipe import Method, Model
 from homelab.worker.checkpoints import checkpoint_folder, held
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime import imports
@@ -170,16 +172,25 @@ def _training_cards(run: dict[str, Any], run_dir: Path) -> set[int]:
 
 
 def load(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, card: int | None, dtype: Any = None) -> Any:
-    """The model at `path` as it was trained on, with what `trained_folder` found. `card` None: on the CPU. `dtype` None: that of the training."""
+    """The model at `path` as it was trained on, with what `trained_folder` found. `card` None: on the CPU. `dtype` None: that of the training, whose
+    quantised base may lie on this node."""
     from homelab.worker.checkpoints.weights import load_adapter, load_weights
+    from homelab.worker.model import quantised_cache
     from homelab.worker.model.build import add_adapters, load_base
     from homelab.worker.model.pretrained import DTYPES
 
     method = run["recipe"]["method"]
     if trained is not None and _is_whole(method, trained):
         return load_base(str(trained), None, None, "auto", card, "this node")
-    dtype = "auto" if method["kind"] == "full" else dtype or DTYPES[_precision(run_dir)]
-    model = load_base(path, run["recipe"]["model"].get("revision"), section(Method, run["recipe"]).quantisation, dtype, card, "this node")
+    how, of_training = section(Method, run["recipe"]).quantisation, DTYPES[_precision(run_dir)]
+    source = section(Model, run["recipe"])
+    read = functools.partial(
+        load_base, quantisation=how, dtype="auto" if method["kind"] == "full" else dtype or of_training, card=card, where="this node"
+    )
+    kept = quantised_cache.folder_of(run_dir, source, path, of_training) if how == NF4 and dtype is None else None
+    model = quantised_cache.load(kept, read, None, lambda _: None)
+    if model is None:
+        model = read(path, source.revision)
     if trained is None:
         return model
     if (trained / "adapter_config.json").is_file():

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homelab.shared.protocol import collective_stages, layout, manifest
+from homelab.shared.protocol.quantisation import NF4
 from homelab.worker.checkpoints import checkpoint_folder, held
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime import imports
@@ -113,6 +114,7 @@ def _load(task: Task, question: dict[str, Any], *, is_final: bool) -> tuple[Any,
 
     Whole trained weights are in final/ in the precision of the training. Raises WorkerError or NoRoom.
     """
+    from homelab.worker.model import quantised_cache
     from homelab.worker.model.build import add_adapters, load_base
     from homelab.worker.model.pretrained import DTYPES, load_tokenizer, model_path
     from homelab.worker.strategies.pipeline import stage_model, streamed_stage
@@ -127,7 +129,11 @@ def _load(task: Task, question: dict[str, Any], *, is_final: bool) -> tuple[Any,
     reader: Callable[..., Any] = functools.partial(stage_model.load, stage=task.stage)
     if task.streaming is not None and (place.card is not None or task.device == "cpu"):
         reader = streamed_stage.reader(task, task.stage)
-    model = load_base(path, task.model.revision, how, dtype, place.card, f"node {task.node}", reader)
+    kept = quantised_cache.folder_of(task.run_dir, task.model, path, dtype, stage_model.kept_as(task.stage)) if how == NF4 else None
+    read = functools.partial(load_base, quantisation=how, dtype=dtype, card=place.card, where=f"node {task.node}")
+    model = quantised_cache.load(kept, read, reader, lambda _: None)
+    if model is None:
+        model = read(path, task.model.revision, reader=reader)
     if not is_full:
         model = add_adapters(model, task.method, task.train.seed)
     return model, tokens, place

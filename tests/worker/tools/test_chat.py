@@ -15,6 +15,7 @@ pytest.importorskip("peft")
 pytest.importorskip("bitsandbytes")
 
 from homelab.worker.errors import WorkerError
+from homelab.worker.model import build, weight_digests
 from homelab.worker.model.build import load_model
 from homelab.worker.runtime.task import load_task
 from homelab.worker.tools import chat, footprint
@@ -47,6 +48,28 @@ def test_chat_asks_the_weights_that_were_trained(run: Path, model: Path) -> None
     tokens = torch.arange(3, 40).view(1, -1)
     with torch.no_grad():
         wanted, found = trained.eval()(input_ids=tokens).logits, asked.eval()(input_ids=tokens).logits
+    assert torch.equal(wanted, found)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_the_base_that_the_training_has_quantised_is_not_quantised_again(
+    is_damaged: bool, tmp_path: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = harness.make_run(tmp_path / "runs" / "one", model, data, method__kind="qlora")
+    harness.make_plan(run, 1, [12])
+    task, said = load_task({"HOMELAB_RUN_DIR": str(run), "HOMELAB_ATTEMPT": "1", "HOMELAB_NODE": "here"}), list[str]()
+    with weight_digests.noting_sources():
+        trained = load_model(task, str(model), said.append)
+    (kept,) = (tmp_path / "bases").glob("*/made.json")
+    if is_damaged:
+        kept.write_text("{}")
+    read, paths = build.load_base, []
+    monkeypatch.setattr(build, "load_base", lambda path, *rest, **options: paths.append(path) or read(path, *rest, **options))
+    asked = chat.load(task.run, run, str(model), None, None)
+    assert paths == [str(kept.parent), *([str(model)] if is_damaged else [])]
+    with torch.no_grad(), trained.disable_adapter():
+        wanted, found = (one.eval()(input_ids=torch.arange(3, 40).view(1, -1)).logits for one in (trained, asked))
     assert torch.equal(wanted, found)
 
 

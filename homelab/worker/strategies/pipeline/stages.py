@@ -88,7 +88,7 @@ class Stages(Strategy):
         if streaming := self._task.streaming:
             reader = functools.partial(streamed_stage.reader(self._task, stage), scores=scores)
             words += f"; {streaming.layers} of them come from this machine's {WORDS[streaming.host]}"
-        return LoadedPart(reader=reader, is_stage=True, words=words, has_loss=stage.is_last)
+        return LoadedPart(reader, stage_model.kept_as(stage, scores=scores), is_stage=True, words=words, has_loss=stage.is_last)
 
     def batches(self, rows: Sequence[Row], *, steps: int, balance: Balance, form: Form) -> StepBatches:
         batches = self._batches_as(StageBatches, rows, steps, balance, form)

@@ -16,6 +16,7 @@ from homelab.shared.law import streaming
 from homelab.shared.law.stage import Stage
 from homelab.worker.model import base_kind, host_layers, stored_weights
 from homelab.worker.model.host_layers import HostLayers
+from homelab.worker.model.pretrained import See
 from homelab.worker.runtime.task import Task
 from homelab.worker.strategies.pipeline import stage_model
 
@@ -39,8 +40,11 @@ def reader(task: Task, stage: Stage | None) -> Callable[..., Any]:
     return functools.partial(load, stage=stage, host=host, count=task.streaming.layers)
 
 
-def load(path: str, *, stage: Stage | None, host: HostLayers, count: int, dtype: torch.dtype, **options: Any) -> Any:
-    """As `stage_model.load`, with `count` layers on the host."""
+def load(
+    path: str, *, stage: Stage | None, host: HostLayers, count: int, dtype: torch.dtype, see: See | None = None, **options: Any
+) -> Any:
+    """As `stage_model.load`, with `count` layers on the host. The model is shown to `see` before them, then each of them before it leaves."""
+    see = see or (lambda _piece, _more: None)
     if stage is None:
         config = base_kind.config_of(path, options.get("revision"))
         layers = int(config.get_text_config().num_hidden_layers)
@@ -53,11 +57,14 @@ def load(path: str, *, stage: Stage | None, host: HostLayers, count: int, dtype:
     model = stage_model.load(path, stage=_Resident(**own, without=frozenset(later)), dtype=dtype, **options)
     layers_of = stage_model.decoder_of(model).layers
     stored = stored_weights.of(base_kind.config_of(path, options.get("revision")))
+    see(model, 1 if later else 0)
     if is_empty:
         stored_weights.widen(layers_of[stage.begin], stored, dtype)
         host.take(stage.begin, layers_of[stage.begin])
-    for number in later:
+    for place, number in enumerate(later):
         alone = stage_model.load(path, stage=Stage(1, 3, number, number + 1, stage.layers), dtype=dtype, **options)
+        left = len(later) - place - 1
+        see(alone, left if host.file is None else 2 * left + 1)  # a file of the layers takes as much of the disk once more
         layer = stage_model.decoder_of(alone).layers[number]
         stored_weights.widen(layer, stored, dtype)
         for part in layer.modules():  # the attention of all layers is set in one place
