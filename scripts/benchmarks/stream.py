@@ -23,7 +23,7 @@ from homelab.shared.recipe import Method
 from homelab.worker.model import base_kind, build
 from homelab.worker.model.host_layers import HostLayers
 from homelab.worker.model.layer_major import LayerMajor
-from homelab.worker.strategies.pipeline import streamed_stage
+from homelab.worker.strategies.pipeline import stage_reader
 from homelab.worker.strategies.pipeline.stage_model import decoder_of
 from scripts.practice.tiny_model import tiny_llama
 
@@ -90,7 +90,7 @@ def model(
         layers = int(base_kind.config_of(str(files), None).num_hidden_layers)
 
         def reader(path: str, **options: Any) -> Any:
-            return streamed_stage.load(path, stage=None, host=host, count=layers, **options)
+            return stage_reader.load(path, stage=None, host=host, count=layers, **options)
 
     made = build.load_base(str(files), None, how, dtype, 0 if device.type == "cuda" else None, "here", reader)
     made.config.use_cache = False

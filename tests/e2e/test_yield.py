@@ -42,14 +42,14 @@ def resumed_at(desk: Desk, run: Run, attempt: int) -> dict[str, Any]:
     return store.read_object(desk.folder / "runs" / run.name / "attempts" / str(attempt) / "plan.json")
 
 
-def assert_lawful(run: Run, reference: Run) -> None:
+def assert_lawful(run: Run, reference: Run, steps: int = STEPS) -> None:
     """Every sample once per epoch, over all attempts, and the same curve."""
     found, expected = run.losses(), reference.losses()
-    assert sorted(found) == sorted(expected) == list(range(1, STEPS + 1))
+    assert sorted(found) == sorted(expected) == list(range(1, steps + 1))
     errors = {step: abs(found[step] - expected[step]) / abs(expected[step]) for step in expected}
     assert max(errors.values()) <= TOLERANCE, [(step, error) for step, error in errors.items() if error > TOLERANCE / 10][:20]
     epochs = run.samples()
-    assert sorted(epochs) == list(range(STEPS // PER_EPOCH))
+    assert sorted(epochs) == list(range(steps // PER_EPOCH))
     assert all(sorted(ids) == list(range(ROWS)) for ids in epochs.values())
 
 

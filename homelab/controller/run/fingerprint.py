@@ -12,10 +12,9 @@ from homelab.controller.config.recipe import Recipe, deciding
 from homelab.controller.facts.training import ModelFacts, ModelFile
 from homelab.controller.planning.types import Plan
 from homelab.shared.law import model_chance
+from homelab.shared.protocol import model_forms
 from homelab.shared.recipe import Precision
 
-# Keys of config.json that say how the file came to be, not what the model is.
-_HISTORY = frozenset({"_name_or_path", "transformers_version", "_commit_hash"})
 _LONGEST = 40
 
 
@@ -60,7 +59,7 @@ def model_record(facts: ModelFacts | None) -> dict[str, Any] | None:
     if facts is None or not facts.found or facts.config is None:
         return None
     files = {name: file.model_dump(mode="json", exclude={"blob"}) for name, file in facts.files.items()}
-    return {"config": {key: value for key, value in facts.config.items() if key not in _HISTORY}, "files": files}
+    return {"config": {key: value for key, value in facts.config.items() if key not in model_forms.HISTORY}, "files": files}
 
 
 def model_differences(record: Mapping[str, Any], facts: ModelFacts | None, *, is_folder: bool) -> list[str]:

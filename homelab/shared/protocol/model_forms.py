@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json")
 
+# Keys of config.json that say how the file came to be, not what the model is.
+HISTORY = frozenset({"_name_or_path", "transformers_version", "_commit_hash"})
+
 ADAPTERS = "adapters"
 GGUF = "gguf"
 ORIGINAL = "original"

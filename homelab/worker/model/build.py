@@ -22,16 +22,17 @@ from homelab.worker.model import (
     grouped_queries,
     host_layers,
     inspection,
+    kept_layers,
     layer_seeds,
     model_dropout,
     pair_loss,
     quantised_cache,
-    quantised_writing,
     score_head,
     stored_weights,
     trained_weights,
     weight_digests,
 )
+from homelab.worker.model.kept_layers import KeptLayers
 from homelab.worker.model.pretrained import DTYPES, WHOLE, LoadedPart, from_pretrained
 from homelab.worker.runtime.task import Task
 
@@ -144,13 +145,17 @@ def _load_base(task: Task, path: str, note: Note, part: LoadedPart = WHOLE) -> A
         note(f"base: its files are quantised already ({found.words}), and held {'as they are' if found.held else 'in ' + task.precision}")
     if part.words:
         note(part.words)
-    is_kept = how == NF4 and found is None and part.kept_as is not None
-    stored = quantised_cache.folder_of(task.run_dir, task.model, path, dtype, part.kept_as or "") if is_kept else None
     read = functools.partial(load_base, quantisation=how, dtype=dtype, card=card, where=where)
-    model = quantised_cache.load(stored, read, part.reader, note)
-    if model is None:
-        with quantised_writing.keeping(stored, task, note, is_own=part.is_stage) as see:
-            model = quantised_cache.shown(functools.partial(read, path, task.model.revision), part.reader, see)
+    parts = kept_layers.PART if part.takes_kept else ""
+    is_kept = how == NF4 and found is None and (part.reader is None or part.takes_kept)
+    folder = quantised_cache.folder_of(task.run_dir, task.model, path, dtype, parts) if is_kept else None
+    if part.reader is not None:
+        kept = KeptLayers(folder, note, adds=part.is_stage or task.is_keeper) if folder else None
+        model = read(path, task.model.revision, reader=functools.partial(part.reader, kept=kept) if kept else part.reader)
+    elif (model := quantised_cache.load(folder, path, read, note)) is None:
+        model = read(path, task.model.revision)
+        if folder is not None:
+            quantised_cache.keep(model, folder, task, note)
     streamed = host_layers.of(model)
     if streamed is not None and streamed.unpinned_bytes:
         size = size_words(streamed.unpinned_bytes)

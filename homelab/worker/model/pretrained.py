@@ -11,8 +11,6 @@ import torch
 
 from homelab.worker.model import base_kind
 
-# Called with each piece of a model while it is in memory; how many more of its size still need room on the disk.
-See = Callable[[Any, int], None]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -20,13 +18,13 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class LoadedPart:
     """What of the model a rank loads, as its strategy says it to those who build, check and save the model.
 
-    `reader` reads the files where it is not transformers' own, and shows each piece to its `see`. `kept_as` names its quantised base on the disk, "" that
-    of the whole model; None: it is kept nowhere. `is_stage`: other ranks have the other layers, and `words` names the own ones. `has_loss`: the loss is
-    computed here. `is_gathered`: every weight is divided over the ranks, and gathered for each pass.
+    `reader` reads the files where it is not transformers' own; `takes_kept`: it knows layers that were quantised before (`kept`). `is_stage`: other ranks
+    have the other layers, and `words` names the own ones. `has_loss`: the loss is computed here. `is_gathered`: every weight is divided over the ranks,
+    and gathered for each pass.
     """
 
     reader: Callable[..., Any] | None = None
-    kept_as: str | None = ""
+    takes_kept: bool = False
     is_stage: bool = False
     words: str = ""
     has_loss: bool = True

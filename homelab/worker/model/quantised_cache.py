@@ -1,11 +1,9 @@
 """The cache of the quantised (NF4) base on this node's disk: made once, read at every later start (for 7B: 3.9 GB instead of 13.5 GB).
 
-<workdir>/bases/<model>-nf4-<key>-<part><dtype>/ is what transformers saves of a quantised model, whole or the layers of one stage of a pipeline, with
-made.json: the digest of each tensor that was held when it was made, and of what every matrix was before (`digests.base` compares the nodes by those).
-The key stands for the source's files, the settings and the versions that quantise. It is written beside and renamed; what is loaded from it and is
-not what was held then is made anew. So these are the same bits as without it, for any number of starts.
-
-Layers that are streamed come one by one, as no two of them need to be in memory together: each is written, or compared, while it is there.
+<workdir>/bases/<model>-nf4-<key>-<dtype>/ is what transformers saves of a quantised model, with made.json: the digest of what was held when it
+was made, and of what every matrix was before (`digests.base` compares the nodes by those). The key stands for the source's files, the settings
+and the versions that quantise. It is written beside and renamed; what is loaded from it and is not what was held then is made anew. So these
+are the same bits as without it, for any number of starts. Layers of a model that no node has whole: `kept_layers`.
 
 Several trainings may use the folder at once. Who writes or removes a base has its lock alone (.<name of the base>.lock), and who reads it shares
 the lock. Nobody waits: without the lock, a training quantises for itself. A lock ends with its process, also one of another machine that shares
@@ -14,8 +12,6 @@ the folder; a pid would say nothing there.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -23,7 +19,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +28,20 @@ import torch
 from homelab.shared.protocol import lock
 from homelab.shared.protocol.digest import sampled
 from homelab.shared.recipe import Model
+from homelab.worker.errors import disk_fault, first_words, size_words
 from homelab.worker.model import weight_digests
-from homelab.worker.model.pretrained import See
+from homelab.worker.runtime.task import Task
 
-MADE, _NF4 = "made.json", "-nf4-"
-_SETTINGS = "nf4, double, blocks of 64, every expert alone, a digest for each tensor"
-_MOST = 4  # bases of one model: two cuts of a node with two cards. A node that comes back brings the cut of before
+_MADE, _NF4 = "made.json", "-nf4-"
+_SPARE_BYTES = 2 * 10**9  # stays free for checkpoints and logs, because the cache is only for speed
+_SETTINGS = "nf4, double, blocks of 64, every expert alone"
 # What stands around a base's name: its lock, and what is half written; with a pid where an older homelab wrote it.
 _AROUND = re.compile(r"^\.|(\.\d+)?\.partial$|\.lock$")
 
 
 def folder_of(run_dir: Path, model: Model, path: str, dtype: torch.dtype, part: str = "") -> Path | None:
-    """Where the quantised base of this model lies on this node, or this part of it, whether it is there or not. None where its source is not on
-    the disk yet."""
+    """Where the quantised base of this model lies on this node, or a `part` of it, whether it is there or not. None where its source is not on the disk
+    yet."""
     source = Path(path)
     if importlib.util.find_spec("bitsandbytes") is None:
         return None  # the loader raises the error
@@ -69,71 +66,101 @@ def folder_of(run_dir: Path, model: Model, path: str, dtype: torch.dtype, part: 
 
 def is_stored(path: str) -> bool:
     """Whether this folder is a quantised base that homelab made."""
-    return (Path(path) / MADE).is_file()
+    return (Path(path) / _MADE).is_file()
 
 
-def load(folder: Path | None, read: Callable[..., Any], reader: Callable[..., Any] | None, note: Callable[[str], None]) -> Any:
-    """The model that is loaded from `folder` (`shown`) when each of its pieces is bit for bit the saved one; otherwise the result is None, and
-    `quantised_writing.keeping` replaces what is there. `read` gets the folder in the place of a model's name, and no revision."""
+def load(folder: Path | None, path: str, read: Callable[[str, None], Any], note: Callable[[str], None]) -> Any:
+    """The model that `read` loads from `folder` in the place of its source, `path`, when it is bit for bit the saved one; otherwise the result is None, and `keep`
+    replaces what is there. `read` gets no revision."""
     if folder is None or not is_stored(str(folder)):
         return None
     try:
         with lock.without_waiting(lock_of(folder), shared=True) as is_mine:
-            return _read(folder, functools.partial(read, str(folder), None), reader, note) if is_mine else None
+            model = _read(folder, read, note) if is_mine else None
     except OSError as error:
         note(f"the quantised base in {folder} is not used: {error.strerror or error}")
         return None
-
-
-def shown(read: Callable[..., Any], reader: Callable[..., Any] | None, see: See) -> Any:
-    """What `read` makes, as `build.load_base` does, with this `reader`, after each of its pieces was shown to `see`."""
-    if reader is not None:
-        return read(reader=functools.partial(reader, see=see))
-    model = read()
-    see(model, 0)
+    if model is not None:  # adapters write down whose they are
+        model.name_or_path = model.config._name_or_path = path
     return model
 
 
-def _read(folder: Path, read: Callable[..., Any], reader: Callable[..., Any] | None, note: Callable[[str], None]) -> Any:
+def _read(folder: Path, read: Callable[[str, None], Any], note: Callable[[str], None]) -> Any:
     try:
-        made = json.loads((folder / MADE).read_text(encoding="utf-8"))
-        model = shown(read, reader, functools.partial(_compare, made))
+        made = json.loads((folder / _MADE).read_text(encoding="utf-8"))
+        model = read(str(folder), None)
+        if _held(model) != made["held"]:
+            raise ValueError("its digest has changed since it was made")
+        weight_digests.put_sources(model, made["sources"])
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - a damaged file can raise any error in its readers
         note(
             f"the quantised base in {folder} is damaged and is made again: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
         )
-        (folder / MADE).unlink(missing_ok=True)  # it is not whole; its files stay for those who read them at this moment
+        (folder / _MADE).unlink(missing_ok=True)  # it is not whole; its files stay for those who read them at this moment
         return None
-    with contextlib.suppress(OSError):
-        os.utime(folder / MADE)  # the one that was used last is the last to go
     note(f"base: quantised before, read from {folder}")
     return model
 
 
-def _compare(made: Mapping[str, Any], piece: Any, _more: int) -> None:
-    """Raises ValueError or KeyError where a piece is not what was saved."""
-    if any(made["held"][name] != digest for name, digest in weight_digests.each(tensors_of(piece)).items()):
-        raise ValueError("its digest has changed since it was made")
-    weight_digests.put_sources(piece, made["sources"])
+def keep(model: Any, folder: Path, task: Task, note: Callable[[str], None]) -> None:
+    """Write the quantised `model` to `folder`, by one rank for each folder, where the disk has room. What was kept of the same model
+    with other files or versions goes. Neither a full disk nor another training must end a training for it.
+    """
+    sources = weight_digests.sources(model)
+    if not task.is_keeper or not all(sources.values()):
+        return
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with lock.without_waiting(lock_of(folder)) as is_mine:
+            if is_stored(str(folder)):
+                note(f"base: quantised; meanwhile another training has stored it in {folder}")
+            elif not is_mine:
+                note(f"base: quantised, and not stored: another training uses {folder} at this moment")
+            else:
+                _store(model, folder, sources, note)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the libraries that write have errors of their own
+        note(f"the quantised base could not be stored in {folder}: {disk_fault(error, folder.parent) or first_words(error)}")
+
+
+def _store(model: Any, folder: Path, sources: dict[str, str | None], note: Callable[[str], None]) -> None:
+    """`keep`, by who has the lock alone. Raises what the libraries raise that write."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    for left in (folder, partial):  # a damaged one, and that of a training that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    remove_other_files(folder)
+    needed_bytes = sum(tensor.nbytes for tensor in tensors_of(model).values())
+    if not has_room(folder, needed_bytes, note):
+        return
+    try:
+        model.save_pretrained(partial)
+        (partial / _MADE).write_text(json.dumps({"held": _held(model), "sources": sources}), encoding="utf-8")
+        os.replace(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    note(f"base: quantised, and stored for the next start in {folder} ({size_words(needed_bytes)})")
+
+
+def has_room(folder: Path, needed_bytes: int, note: Callable[[str], None]) -> bool:
+    """Whether the disk takes so much more; bases in other precisions make room. Says so where it does not."""
+    disk = folder.parent
+    if shutil.disk_usage(disk).free < needed_bytes + _SPARE_BYTES:
+        _remove(folder, lambda name: name != folder.name)
+    free_bytes = shutil.disk_usage(disk).free
+    if free_bytes < needed_bytes + _SPARE_BYTES:
+        note(f"the quantised base is not stored: it needs {size_words(needed_bytes)}, and {size_words(free_bytes)} are free in {disk}")
+        return False
+    return True
 
 
 def remove_other_files(folder: Path) -> None:
     """Remove what is kept of this model with other files or versions, unless another training reads or writes it."""
-    _remove(folder, lambda name: not name.startswith(_same_files(folder)))
-
-
-def remove_all_others(folder: Path) -> None:
-    """Remove the bases of this model in other precisions and of other stages, too."""
-    _remove(folder, lambda name: name != folder.name)
-
-
-def remove_surplus(folder: Path) -> None:
-    """Of the same files, those that were used last stay."""
-    made = [path for path in folder.parent.glob(f"*/{MADE}") if path.parent.name.startswith(_same_files(folder))]
-    surplus = {path.parent.name for path in sorted(made, key=lambda path: path.stat().st_mtime, reverse=True)[_MOST:]}
-    _remove(folder, lambda name: name in surplus)
+    stem = _stem(folder)
+    same = f"{stem}{folder.name.removeprefix(stem).partition('-')[0]}-"
+    _remove(folder, lambda name: not name.startswith(same))
 
 
 def _remove(folder: Path, goes: Callable[[str], bool]) -> None:
@@ -153,17 +180,15 @@ def lock_of(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.lock")
 
 
-def tensors_of(piece: Any) -> dict[str, torch.Tensor]:
-    """What a model, or a piece of it, holds and saves, by name."""
-    return {name: value for name, value in piece.state_dict().items() if isinstance(value, torch.Tensor)}
-
-
 def _stem(folder: Path) -> str:
     """With what the names of all bases of a model begin."""
     return folder.name[: folder.name.rindex(_NF4)] + _NF4
 
 
-def _same_files(folder: Path) -> str:
-    """With what those begin that are made of the same files."""
-    stem = _stem(folder)
-    return f"{stem}{folder.name.removeprefix(stem).partition('-')[0]}-"
+def tensors_of(model: Any) -> dict[str, torch.Tensor]:
+    """What a model holds and saves, by name."""
+    return {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+
+
+def _held(model: Any) -> str:
+    return weight_digests.joined(weight_digests.each(tensors_of(model)))

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from homelab.worker.errors import WorkerError
-from homelab.worker.model.pretrained import See
 
 _PATTERN = 1 << 22  # random numbers that are made; a weight repeats them, which takes a hundredth of the time
 _SPREAD = 0.02
@@ -26,8 +25,8 @@ def folder(path: Path, shape: dict[str, Any]) -> Path:
     return path
 
 
-def read(path: str, *, dtype: torch.dtype, revision: str | None = None, see: See | None = None, **options: Any) -> Any:
-    """The model of the config.json in the folder `path`, as `build.load_base` reads one; `options` are those of `from_pretrained`. Nobody is to keep it."""
+def read(path: str, *, dtype: torch.dtype, revision: str | None = None, **options: Any) -> Any:
+    """The model of the config.json in the folder `path`, as `build.load_base` reads one; `options` are those of `from_pretrained`."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)

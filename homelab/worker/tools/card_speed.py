@@ -129,9 +129,7 @@ def _train(task: Task, shape: dict[str, Any], state: StateFile, clock: _Clock) -
 
     state(collective_stages.MAKING)
     process_group.claim_device(task)
-    model = load_model(
-        task, str(random_weights.folder(state.folder / "model", shape)), print, LoadedPart(random_weights.read, kept_as=None)
-    )
+    model = load_model(task, str(random_weights.folder(state.folder / "model", shape)), print, LoadedPart(reader=random_weights.read))
     balance = task.balance()
     why_padded = packed_attention.use(model, next(model.parameters()).device, DTYPES[task.precision])
     if why_padded is None:

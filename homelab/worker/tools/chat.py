@@ -188,7 +188,7 @@ def load(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, ca
         load_base, quantisation=how, dtype="auto" if method["kind"] == "full" else dtype or of_training, card=card, where="this node"
     )
     kept = quantised_cache.folder_of(run_dir, source, path, of_training) if how == NF4 and dtype is None else None
-    model = quantised_cache.load(kept, read, None, lambda _: None)
+    model = quantised_cache.load(kept, path, read, lambda _: None)
     if model is None:
         model = read(path, source.revision)
     if trained is None:

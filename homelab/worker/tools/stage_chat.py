@@ -114,10 +114,11 @@ def _load(task: Task, question: dict[str, Any], *, is_final: bool) -> tuple[Any,
 
     Whole trained weights are in final/ in the precision of the training. Raises WorkerError or NoRoom.
     """
-    from homelab.worker.model import quantised_cache
+    from homelab.worker.model import kept_layers, quantised_cache
     from homelab.worker.model.build import add_adapters, load_base
+    from homelab.worker.model.kept_layers import KeptLayers
     from homelab.worker.model.pretrained import DTYPES, load_tokenizer, model_path
-    from homelab.worker.strategies.pipeline import stage_model, streamed_stage
+    from homelab.worker.strategies.pipeline import stage_reader
 
     assert task.stage is not None, "this needs a plan with stages"
     path, how = model_path(task.run), task.method.quantisation
@@ -126,14 +127,13 @@ def _load(task: Task, question: dict[str, Any], *, is_final: bool) -> tuple[Any,
     dtype = DTYPES[task.precision] if not is_full or is_final else footprint.stored_dtype(path, task.model.revision)
     longest = tokens["input_ids"].shape[1] + int(question["max_new_tokens"])
     place = _place(task, path, dtype, longest)
-    reader: Callable[..., Any] = functools.partial(stage_model.load, stage=task.stage)
+    reader: Callable[..., Any] = functools.partial(stage_reader.load, stage=task.stage)
     if task.streaming is not None and (place.card is not None or task.device == "cpu"):
-        reader = streamed_stage.reader(task, task.stage)
-    kept = quantised_cache.folder_of(task.run_dir, task.model, path, dtype, stage_model.kept_as(task.stage)) if how == NF4 else None
-    read = functools.partial(load_base, quantisation=how, dtype=dtype, card=place.card, where=f"node {task.node}")
-    model = quantised_cache.load(kept, read, reader, lambda _: None)
-    if model is None:
-        model = read(path, task.model.revision, reader=reader)
+        reader = stage_reader.reader(task, task.stage)
+    folder = quantised_cache.folder_of(task.run_dir, task.model, path, dtype, kept_layers.PART) if how == NF4 else None
+    if folder is not None:
+        reader = functools.partial(reader, kept=KeptLayers(folder, lambda _: None, adds=False))
+    model = load_base(path, task.model.revision, how, dtype, place.card, f"node {task.node}", reader)
     if not is_full:
         model = add_adapters(model, task.method, task.train.seed)
     return model, tokens, place

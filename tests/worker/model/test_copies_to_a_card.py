@@ -20,7 +20,7 @@ from homelab.worker.model import build, host_store
 from homelab.worker.model.host_layers import HostLayers
 from homelab.worker.model.layer_major import LayerMajor
 from homelab.worker.model.pretrained import LoadedPart
-from homelab.worker.strategies.pipeline import streamed_stage
+from homelab.worker.strategies.pipeline import stage_reader
 from tests.worker import harness
 from tests.worker.model.test_layer_major import BATCHES, LAYERS, adapted, batches, by_layer, differing, files, in_order, stepped  # noqa: F401
 
@@ -125,7 +125,7 @@ def test_a_system_that_pins_no_more_is_said_and_the_layers_lie_in_other_memory(c
     said: list[str] = []
     build._load_base(
         harness.task_of(tmp_path, method__kind="lora"), str(files), said.append,
-        LoadedPart(reader=functools.partial(streamed_stage.load, stage=None, host=host_beside(card), count=3)),
+        LoadedPart(reader=functools.partial(stage_reader.load, stage=None, host=host_beside(card), count=3)),
     )  # fmt: skip
     assert [line for line in said if "pins no more memory" in line and "come slower" in line]
     for asked in ({"pinned": False}, {"file": tmp_path / "layers"}):
@@ -138,7 +138,7 @@ def test_a_system_that_pins_no_more_is_said_and_the_layers_lie_in_other_memory(c
 def test_the_layers_lie_where_the_plan_has_them(tmp_path: Path, kind: str, pinned: bool, on_disk: bool) -> None:
     streaming = {"layers": 2, "group": 1, "host": kind, "places": 2}
     task = harness.task_of(tmp_path, plan={"ranks": [{"rank": 0, "node": "here", "share": 12, "streaming": streaming}]})
-    host = streamed_stage.reader(task, None).keywords["host"]  # type: ignore[attr-defined]
+    host = stage_reader.reader(task, None).keywords["host"]  # type: ignore[attr-defined]
     assert (host.pinned, host.file is not None) == (pinned, on_disk)
 
 

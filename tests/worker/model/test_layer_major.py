@@ -22,7 +22,7 @@ from homelab.worker.errors import WorkerError
 from homelab.worker.model import build, host_layers, inspection
 from homelab.worker.model.host_layers import HostLayers
 from homelab.worker.model.layer_major import LayerMajor
-from homelab.worker.strategies.pipeline import streamed_stage
+from homelab.worker.strategies.pipeline import stage_reader
 from homelab.worker.strategies.pipeline.stage_model import decoder_of
 from tests.shared.law.test_streaming import loads
 from tests.worker import harness
@@ -43,7 +43,7 @@ def adapted(files: Path, how: str | None, host: HostLayers | None = None, count:
     if host is not None:
 
         def reader(path: str, **options: Any) -> Any:
-            return streamed_stage.load(path, stage=None, host=host, count=count, **options)
+            return stage_reader.load(path, stage=None, host=host, count=count, **options)
 
     model = build.load_base(str(files), None, how, torch.float32, None, "here", reader)
     model.config.use_cache = False

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from homelab.shared.protocol import lock
-from homelab.worker.model import build, quantised_cache, quantised_writing, weight_digests
+from homelab.worker.model import build, quantised_cache, weight_digests
 from tests.worker import harness
 
 pytest.importorskip("bitsandbytes")
@@ -22,7 +22,6 @@ modeling_utils = pytest.importorskip("transformers.modeling_utils")
 SafetensorError = pytest.importorskip("safetensors").SafetensorError
 
 
-WEIGHTS = "model-00000.safetensors"
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -73,6 +72,7 @@ def test_what_is_read_again_is_the_same_bits(node: Node) -> None:
     again = node.load()
     assert len(node.said) == 1 and "read from" in node.said[0]
     assert torch.equal(logits(first), logits(again)) and weight_digests.base(first) == weight_digests.base(again)
+    assert again.config.to_dict() == first.config.to_dict() and again.name_or_path == str(node.source), "adapters say whose they are"
     assert (
         all(type(part).__name__ == "Linear4bit" for part in weight_digests.quantised(again).values())
         and len(weight_digests.quantised(again)) == 14
@@ -83,7 +83,7 @@ def test_what_is_read_again_is_the_same_bits(node: Node) -> None:
 @pytest.mark.parametrize("damage", ["bit", "cut", "manifest"])
 def test_a_damaged_one_is_made_anew(node: Node, damage: str) -> None:
     first = node.load()
-    weights, made = node.kept[0] / WEIGHTS, node.kept[0] / "made.json"
+    weights, made = node.kept[0] / "model.safetensors", node.kept[0] / "made.json"
     content = bytearray(weights.read_bytes())
     if damage == "bit":
         content[len(content) - 1000] ^= 4
@@ -204,13 +204,12 @@ def test_what_another_training_reads_or_writes_stays(node: Node, reads: bool) ->
 def test_a_base_that_another_training_stores_is_left_to_it(node: Node) -> None:
     first = node.load()
     (kept,) = node.kept
-    with quantised_writing.keeping(kept, node.task, node.said.append) as see:
-        see(first, 0)
+    quantised_cache.keep(first, kept, node.task, node.said.append)
     assert "another training has stored it" in node.said[-1]
     (kept / "made.json").write_text("{}")
     with lock.without_waiting(kept.with_name(f".{kept.name}.lock"), shared=True):
         again = node.load()
-        assert "damaged" in node.said[0] and "another training uses" in node.said[1] and (kept / WEIGHTS).is_file()
+        assert "damaged" in node.said[0] and "another training uses" in node.said[1] and (kept / "model.safetensors").is_file()
     assert weight_digests.base(again) == weight_digests.base(first)
     with lock.without_waiting(kept.with_name(f".{kept.name}.lock")):
         assert node.load() is not None and "another training uses" in node.said[0]

@@ -368,7 +368,7 @@ def test_the_kept_base_gives_the_same_bits_and_a_damaged_one_is_made_anew(kind: 
     assert "stored for the next start" in said[0]
     (kept,) = (tmp_path / "work" / "bases").glob("[!.]*")  # without its lock
     if damage:
-        file = kept / "model-00000.safetensors"
+        file = kept / "model.safetensors"
         content = bytearray(file.read_bytes())
         if damage == "cut":
             content = content[: len(content) // 2]

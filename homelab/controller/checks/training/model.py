@@ -23,8 +23,6 @@ from homelab.shared.recipe import Model
 
 # It sends what this machine has, or can fetch, to every node.
 _SEND = homelab("setup --recipe RECIPE")
-# Keys of config.json that say how the file came to be, not what the model is.
-_HISTORY = ("_name_or_path", "transformers_version", "_commit_hash")
 
 
 @check("model.there", "the base model is on the node, or in its hub cache", worst="fail", sees="model")
@@ -264,7 +262,7 @@ def _tool(node: Node) -> str:
 
 
 def _essence(config: dict[str, Any] | None) -> str:
-    return json.dumps({key: value for key, value in (config or {}).items() if key not in _HISTORY}, sort_keys=True)
+    return json.dumps({key: value for key, value in (config or {}).items() if key not in model_forms.HISTORY}, sort_keys=True)
 
 
 def _differing_keys(own: dict[str, Any], common: dict[str, Any]) -> list[str]:

@@ -20,7 +20,7 @@ from homelab.worker.runtime.task import Task
 from homelab.worker.strategies import replica_check, streamed_passes
 from homelab.worker.strategies.base import Strategy
 from homelab.worker.strategies.ddp import gradient_compression
-from homelab.worker.strategies.pipeline import streamed_stage
+from homelab.worker.strategies.pipeline import stage_reader
 
 
 @dataclasses.dataclass
@@ -94,7 +94,7 @@ class Replicas(Strategy):
         words = (
             f"streamed: {streaming.layers} layers come from this machine's {WORDS[streaming.host]}, for {streaming.group} passes at a time"
         )
-        return LoadedPart(reader=streamed_stage.reader(self._task, None), words=words)
+        return LoadedPart(stage_reader.reader(self._task, None), takes_kept=True, words=words)
 
     def run_passes(self, trainer: Any, model: Any, item: Any, count: Any) -> float:
         if self._task.streaming is None:

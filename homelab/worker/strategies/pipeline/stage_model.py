@@ -16,7 +16,6 @@ from homelab.shared.law.stage import ROUTER_LOSS_OFF, Stage, why_not_in_stages
 from homelab.worker.errors import WorkerError
 from homelab.worker.model import base_kind
 from homelab.worker.model.layer_major import StandIn
-from homelab.worker.model.pretrained import See, from_pretrained
 
 _WHERE = "[model] name in the recipe"
 _TIE = "tie_word_embeddings"
@@ -39,11 +38,13 @@ class StandInEmbedding(torch.nn.Module):
         return torch.cos((input_ids.unsqueeze(-1) + 1) * places * 0.37).to(self.dtype)
 
 
-def load(path: str, *, stage: Stage, dtype: torch.dtype, scores: bool = False, see: See | None = None, **options: Any) -> Any:
-    """The model of this stage with its own weights, shown to `see`; `options` are those of `from_pretrained`. `scores`: no stage has the head for words,
-    another one comes in its place. Raises WorkerError for a model that cannot be cut."""
+def load(path: str, *, stage: Stage, dtype: torch.dtype, scores: bool = False, **options: Any) -> Any:
+    """The model of this stage with its own weights; `options` are those of `from_pretrained`. `scores`: no stage has the head for words, another one comes in its
+    place. Raises WorkerError for a model that cannot be cut."""
     from transformers import AutoConfig
     from transformers.modeling_outputs import CausalLMOutputWithPast
+
+    from homelab.worker.model.pretrained import from_pretrained
 
     config = from_pretrained(AutoConfig, path, revision=options.get("revision"))
     whole = _class_of(config)
@@ -70,14 +71,7 @@ def load(path: str, *, stage: Stage, dtype: torch.dtype, scores: bool = False, s
     model = base_kind.whole(from_pretrained(own, path, config=own_config, dtype=dtype, **options, **report), path)
     _say_tied(model.config, ties)  # what the whole model is, as it is saved
     check(model)
-    if see is not None:
-        see(model, 0)
     return model
-
-
-def kept_as(stage: Stage, *, scores: bool = False) -> str:
-    """`LoadedPart.kept_as` of this stage. Without the head for words it is another part."""
-    return f"layers-{stage.begin}-{stage.end}{'-scores' if scores else ''}"
 
 
 def cut(model: Any, stage: Stage, dtype: torch.dtype) -> None:

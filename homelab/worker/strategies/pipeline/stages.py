@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ import torch
 
 from homelab.shared.law.stage import Stage
 from homelab.shared.law.streaming import WORDS
+from homelab.shared.protocol.model_forms import HISTORY
 from homelab.worker.balancing.balancer import Balance
 from homelab.worker.checkpoints import optimizer_state, tensor_files, weights
 from homelab.worker.data.batches import Batch, Form, StepBatches, StepItem, copied
@@ -33,7 +33,7 @@ from homelab.worker.runtime.step_timer import StepTimer
 from homelab.worker.runtime.task import Task
 from homelab.worker.strategies import gradient_norm
 from homelab.worker.strategies.base import Strategy
-from homelab.worker.strategies.pipeline import stage_model, stages_state, streamed_stage
+from homelab.worker.strategies.pipeline import stage_model, stage_reader, stages_state
 from homelab.worker.strategies.pipeline.neighbours import Neighbours
 from homelab.worker.strategies.pipeline.passes import PipelinePasses
 from homelab.worker.strategies.pipeline.shared_table import CopiesCheck, SharedTable
@@ -84,11 +84,10 @@ class Stages(Strategy):
         stage = self.stage
         words = f"pipeline: layers {stage.begin} to {stage.end - 1} of {stage.layers}, stage {stage.number + 1} of {stage.count}"
         scores = self._task.objective is not None and self._task.objective.scores
-        reader: Callable[..., Any] = functools.partial(stage_model.load, stage=stage, scores=scores)
         if streaming := self._task.streaming:
-            reader = functools.partial(streamed_stage.reader(self._task, stage), scores=scores)
             words += f"; {streaming.layers} of them come from this machine's {WORDS[streaming.host]}"
-        return LoadedPart(reader, stage_model.kept_as(stage, scores=scores), is_stage=True, words=words, has_loss=stage.is_last)
+        reader = stage_reader.reader(self._task, stage, scores=scores)
+        return LoadedPart(reader, takes_kept=True, is_stage=True, words=words, has_loss=stage.is_last)
 
     def batches(self, rows: Sequence[Row], *, steps: int, balance: Balance, form: Form) -> StepBatches:
         batches = self._batches_as(StageBatches, rows, steps, balance, form)
@@ -177,7 +176,7 @@ class Stages(Strategy):
 
     def check_start(self, model: Any, where: str) -> str | None:
         """The stages must be those of one model: each layer once, of one width and one configuration."""
-        config = model.config.to_dict()
+        config = {key: value for key, value in model.config.to_dict().items() if key not in HISTORY}  # a folder's path is each node's own
         own_digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()
         digests = process_group.exchange("configuration", own_digest)
         odd = [rank for rank, digest in enumerate(digests) if digest != digests[0]]

@@ -14,7 +14,10 @@ transformers = pytest.importorskip("transformers")
 from homelab.controller.planning.model import architecture
 from homelab.shared.law.stage import Stage
 from homelab.worker.errors import WorkerError
+from homelab.worker.runtime import process_group
 from homelab.worker.strategies.pipeline import stage_model
+from homelab.worker.strategies.pipeline.stages import Stages
+from tests.worker import harness
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -135,6 +138,22 @@ def test_experts_whose_router_has_a_loss_are_refused(kind: str, saved: Saved) ->
     assert "set output_router_logits to false" in error.hint
 
 
+def test_the_folder_of_a_model_may_have_another_path_on_each_node(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    """~/models is another folder for each login, and layers that are kept have one of their own."""
+    models = [loaded(saved("llama", **SMALL), stage(number, 2, 2 * number, 2 * number + 2)) for number in (0, 1)]
+    models[1].config._name_or_path = "/home/another/llama"
+    own = Stages.__new__(Stages)
+    own._task, own._copies = harness.task_of(Path("/nowhere"), ("one", "two"), method__dropout=0.0), None
+    monkeypatch.setattr(Stages, "_check_wire", lambda *_: None)
+    first: list[str] = []
+    monkeypatch.setattr(process_group, "exchange", lambda _occasion, digest: [*(first or first.append(digest) or first), digest])
+    for model in models:
+        own.check_start(model, "step 0")
+    models[1].config.rms_norm_eps *= 2
+    with pytest.raises(WorkerError, match="not of one model"):
+        own.check_start(models[1], "step 0")
+
+
 def test_a_plan_for_another_number_of_layers_is_refused(saved: Saved) -> None:
     error = refused(saved("llama", **SMALL), layers=6)
     assert error.message == "the plan divides 6 layers, but the model has 4" and "copy the same model folder to every node" in error.hint
@@ -163,7 +182,7 @@ def test_files_that_lack_a_weight_are_no_stage_with_random_numbers(streamed: boo
     from safetensors.torch import load_file, save_file
 
     from homelab.worker.model.host_layers import HostLayers
-    from homelab.worker.strategies.pipeline import streamed_stage
+    from homelab.worker.strategies.pipeline import stage_reader
 
     folder = saved("llama", **SMALL)
     (file,) = folder.glob("*.safetensors")
@@ -173,7 +192,7 @@ def test_files_that_lack_a_weight_are_no_stage_with_random_numbers(streamed: boo
     half = Stage(number=1, count=2, begin=2, end=4, layers=LAYERS)
     with pytest.raises(WorkerError, match=f"the files lack {name}"):
         if streamed:
-            streamed_stage.load(str(folder), stage=half, host=HostLayers(torch.device("cpu")), count=2, dtype=torch.float32)
+            stage_reader.load(str(folder), stage=half, host=HostLayers(torch.device("cpu")), count=2, dtype=torch.float32)
         else:
             stage_model.load(str(folder), stage=half, dtype=torch.float32)
     first = Stage(number=0, count=2, begin=0, end=2, layers=LAYERS)
