@@ -24,7 +24,7 @@ class PlanInputs:
     everything that is shipped, as paths below a node's work folder; without `script` the recipe's own path is taken. `data` has the size
     of the data that does not lie on the nodes, by role, `throughputs` bytes per second from node to node, where measured. `moment`: when the run
     was launched, UTC, where that is known. `config`: config.json of the model, where this machine has it. `measured_cards`: what others have
-    measured on cards; with none, data sheets alone are believed.
+    measured on cards; with none, data sheets alone are believed. `last_layers`: (node, its card) -> the layers of a pipeline that it had before.
     """
 
     cluster: Cluster
@@ -42,3 +42,4 @@ class PlanInputs:
     moment: datetime | None = None
     config: Mapping[str, Any] | None = None
     measured_cards: Table = field(default_factory=Table)
+    last_layers: Mapping[tuple[str, int], range] = field(default_factory=dict)

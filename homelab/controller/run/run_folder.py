@@ -24,6 +24,8 @@ from homelab.controller.run.state import State
 from homelab.shared.protocol import layout
 from homelab.shared.protocol.request import RunRequest
 
+_FEW = 8  # attempts
+
 
 @dataclass(frozen=True)
 class Description:
@@ -100,6 +102,16 @@ def resume_steps(paths: RunPaths) -> dict[int, int]:
     """Attempt -> the step after which it went on, of the plans that can be read."""
     plans = {number: _read_plan(paths, number) for number in attempts(paths)}
     return {number: plan.resume_step for number, plan in plans.items() if plan is not None}
+
+
+def last_layers(paths: RunPaths) -> dict[tuple[str, int], range]:
+    """(node, its card) -> the layers that this rank of a pipeline had in the newest attempt in which it was, of the last few."""
+    found: dict[tuple[str, int], range] = {}
+    for plan in filter(None, (_read_plan(paths, number) for number in attempts(paths)[:_FEW])):
+        for rank in plan.ranks:
+            if rank.stage is not None:
+                found.setdefault((rank.node, rank.local_rank), range(rank.stage.begin, rank.stage.end))
+    return found
 
 
 def _read_plan(paths: RunPaths, number: int) -> Plan | None:

@@ -80,6 +80,7 @@ def resume(
             port=port,
             resume_step=halted.resume_point.step,
             moment=run_folder.moment_of(described.run_json),
+            last_layers=run_folder.last_layers(paths),
         )
     )
     plan = adjusted(plan, last, halted, absent, next_attempt.halvings)

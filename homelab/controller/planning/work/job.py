@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from homelab.controller.config.recipe import Recipe, TrainRecipe
@@ -49,13 +49,14 @@ class Job:
 @dataclass(frozen=True)
 class TrainingJob(Job):
     """The same for a recipe of the built-in worker. `shape` is None where no formula counts the model, `config` (its config.json) where
-    nobody knows it. `division`: what a strategy makes of it."""
+    nobody knows it. `division`: what a strategy makes of it. `last_layers` as in `PlanInputs`."""
 
     recipe: TrainRecipe
     shape: Architecture | None
     workload: Workload
     division: Division = division.WHOLE
     config: Mapping[str, Any] | None = None
+    last_layers: Mapping[tuple[str, int], range] = field(default_factory=dict)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -67,6 +68,7 @@ def of(inputs: PlanInputs, machines: Machines, precision: str) -> Job:
     """The job of these inputs on these machines. Raises InputError for a model that cannot be trained so."""
     if not isinstance(inputs.recipe, TrainRecipe):
         return Job(inputs.recipe, machines, precision, inputs.throughputs, inputs.resume_step)
+    last = inputs.last_layers
     name = inputs.recipe.model.name
     config = model_config.config_of(name, machines.facts, inputs.config)
     model_config.refuse_numbers(name, config or {})
@@ -75,7 +77,7 @@ def of(inputs: PlanInputs, machines: Machines, precision: str) -> Job:
     held = model_config.as_held(inputs.recipe, config)
     shape = adapters.counted(architecture.from_config(config or {}), held.method.targets)
     work = _workload(inputs, machines, precision, shape)
-    return TrainingJob(held, machines, precision, inputs.throughputs, inputs.resume_step, shape, work, config=config)
+    return TrainingJob(held, machines, precision, inputs.throughputs, inputs.resume_step, shape, work, config=config, last_layers=last)
 
 
 def shape_of(

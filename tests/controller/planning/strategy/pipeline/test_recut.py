@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.planning.inputs import PlanInputs
+from homelab.controller.planning.plan import make
 from homelab.controller.planning.strategy.pipeline import recut
 from homelab.controller.planning.types import Plan
 from tests import builders
@@ -82,3 +84,29 @@ def test_what_its_own_ranks_hold_is_not_counted_against_them() -> None:
         while_it_trains = healthy.with_facts(while_it_trains, name, system={"memory_available_bytes": 2**20})
     expected = recut.faster(inputs_of(MEASURED, resume_step=100), running, 60.0)
     assert expected is not None and recut.faster(inputs_of(while_it_trains, resume_step=100), running, 60.0) == expected
+
+
+def ranges_of(plan: Plan) -> dict[tuple[str, int], range]:
+    return {(rank.node, rank.local_rank): range(rank.stage.begin, rank.stage.end) for rank in plan.ranks if rank.stage}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_layers_stay_where_they_were_where_that_costs_nothing(order: tuple[int, ...]) -> None:
+    """A layer that moves is read and quantised anew, and two rounds of measuring are never the same."""
+    alike = all_measured(NEVER_MEASURED, (1.004e-3, 0.997e-3, 1e-3))
+    begun = make(inputs_of(alike))
+    nodes = list(ranges_of(begun))
+    before = {
+        nodes[rank]: layers for rank, layers in zip(order, sorted(ranges_of(begun).values(), key=lambda layers: layers.start), strict=True)
+    }
+    again = make(inputs_of(alike, last_layers=before))
+    moved = sum(len(set(layers) - set(before[rank])) for rank, layers in ranges_of(again).items())
+    assert moved <= 2 and again.time is not None and begun.time is not None
+    assert again.time.step_s <= begun.time.step_s * 1.021
+
+
+def test_layers_move_where_that_is_faster() -> None:
+    equal = ranges_of(planned(NEVER_MEASURED))
+    moved, free = make(inputs_of(MEASURED, last_layers=equal)), make(inputs_of(MEASURED))
+    assert ranges_of(moved) != equal and moved.time is not None and free.time is not None
+    assert moved.time.step_s <= free.time.step_s * 1.021
