@@ -23,6 +23,7 @@ from homelab.shared.recipe import Objective
 from homelab.worker.balancing.balancer import Balance
 from homelab.worker.data import pair_batches
 from homelab.worker.data.rows import Row
+from homelab.worker.runtime import host_memory
 
 IGNORED = -100  # torch's default ignore_index of cross entropy
 Batch = dict[str, Any]  # keyword arguments of a model's forward: tensors, and the lengths of joined rows
@@ -214,8 +215,8 @@ def copied(batches: Sequence[Batch], device: torch.device, *, pin: bool) -> list
                 places.setdefault(tensor.dtype, []).append(tensor)
     ready: dict[torch.dtype, Any] = {}
     for dtype, tensors in places.items():
-        joined = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        on_device = (joined.pin_memory() if pin else joined).to(device, non_blocking=True)
+        joined = host_memory.empty([sum(tensor.numel() for tensor in tensors)], dtype, pinned=pin)
+        on_device = torch.cat([tensor.reshape(-1) for tensor in tensors], out=joined).to(device, non_blocking=True)
         ready[dtype] = iter(on_device.split([tensor.numel() for tensor in tensors]))
     return [
         {name: next(ready[value.dtype]).view(value.shape) if torch.is_tensor(value) else value for name, value in batch.items()}

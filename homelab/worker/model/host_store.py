@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from homelab.worker.errors import WorkerError, size_words
+from homelab.worker.runtime import host_memory
 
 _ALIGNED = 256  # bytes: what a card's copies and every type's views take
 _LEAST_BYTES = 1024  # smaller tensors stay: a quantised matrix's constants, which come with any of its parts
@@ -70,18 +71,9 @@ def moved(module: Any, device: torch.device, file: Path | None, taken_bytes: int
     return layer
 
 
-def in_memory(shape: Sequence[int], dtype: torch.dtype, *, pinned: bool) -> torch.Tensor:
-    """An empty tensor of the host. A system that pins no more may have memory all the same: the numbers are the same, and copies are slower.
-    Raises RuntimeError where it has none."""
-    if pinned:
-        with contextlib.suppress(RuntimeError):
-            return torch.empty(shape, dtype=dtype, pin_memory=True)
-    return torch.empty(shape, dtype=dtype)
-
-
 def _zeros(size_bytes: int, taken_bytes: int, *, pinned: bool) -> torch.Tensor:
     try:
-        return in_memory([size_bytes], torch.uint8, pinned=pinned).zero_()
+        return host_memory.empty([size_bytes], torch.uint8, pinned=pinned).zero_()
     except RuntimeError as error:
         raise WorkerError(
             f"the host has no {size_words(size_bytes)} of memory for another layer, after {size_words(taken_bytes)}: {str(error).splitlines()[0]}",

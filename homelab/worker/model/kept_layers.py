@@ -123,13 +123,13 @@ class KeptLayers:
         from safetensors import safe_open
 
         self._folder.mkdir(exist_ok=True)
-        for left in self._folder.glob(f"{_PARTIAL}*"):  # of a training that was killed
+        for left in sorted(self._folder.glob(f"{_PARTIAL}*")):  # of a training that was killed
             if time.time() - left.stat().st_mtime > _STALE_S:
                 shutil.rmtree(left, ignore_errors=True)
         partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=self._folder))
         try:
             model.save_pretrained(partial)
-            (file,) = partial.glob("*.safetensors")
+            (file,) = sorted(partial.glob("*.safetensors"))
             with safe_open(file, "pt") as opened:
                 facts["names"] = list(opened.keys())
             if flushes:

@@ -20,8 +20,8 @@ import torch
 
 from homelab.worker.data import pair_batches
 from homelab.worker.errors import WorkerError
-from homelab.worker.model import host_store
 from homelab.worker.model.host_layers import HostLayers
+from homelab.worker.runtime import host_memory
 
 Batch = dict[str, Any]
 OF_THE_LOSS = ("labels", "labelled", *pair_batches.NAMES)
@@ -173,7 +173,7 @@ class LayerMajor:
         """The input of a layer until its backward pass: on the host beside a card."""
         if hidden.device.type != "cuda":
             return hidden
-        kept = host_store.in_memory(hidden.shape, hidden.dtype, pinned=True)
+        kept = host_memory.empty(hidden.shape, hidden.dtype, pinned=True)
         kept.copy_(hidden.detach(), non_blocking=True)
         return kept.requires_grad_(hidden.requires_grad)
 

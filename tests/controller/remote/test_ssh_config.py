@@ -466,7 +466,7 @@ def session(places: Places) -> Iterator[SshSession]:
     yield opened
     opened.close()
     opened.close()
-    assert not without_sshd(children())
+    wait_until(lambda: not without_sshd(children()), 5.0, lambda: str(children()))  # `cat` ends a moment after its connection
 
 
 def test_bytes_exit_codes_and_limits(session: SshSession) -> None:

@@ -20,7 +20,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_init, _
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
 
-from homelab.worker.runtime import process_group
+from homelab.worker.runtime import host_memory, process_group
 from homelab.worker.strategies import base, gradient_norm
 from homelab.worker.strategies.pipeline import neighbours, passes, shared_table, stages_state
 from homelab.worker.strategies.pipeline import stages as pipeline
@@ -30,7 +30,20 @@ from tests.worker.cards.card import Card, OnCard, Torch
 from tests.worker.cards.nccl import Distributed, Rules, Work
 from tests.worker.cards.world import Deadlock, World
 
-_ON_CARD = (neighbours, passes, shared_table, stages_state, process_group, exchange, base, gradient_norm, model_checks, pipeline, trainer)
+_ON_CARD = (
+    host_memory,
+    neighbours,
+    passes,
+    shared_table,
+    stages_state,
+    process_group,
+    exchange,
+    base,
+    gradient_norm,
+    model_checks,
+    pipeline,
+    trainer,
+)
 _CALLS = (
     "new_group", "destroy_process_group", "isend", "irecv", "batch_isend_irecv", "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "broadcast",
 )  # fmt: skip

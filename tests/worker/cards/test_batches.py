@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from homelab.worker.data import batches
 from homelab.worker.runtime.switches import Switches
 from homelab.worker.strategies.pipeline import stages as pipeline
 from homelab.worker.training import trainer
@@ -57,3 +58,17 @@ def test_a_stage_takes_the_batches_that_are_on_its_card(monkeypatch: pytest.Monk
     stages._pipeline = lambda *_: SimpleNamespace(step=step)
     stages.run_passes(mine, SimpleNamespace(train=lambda: None), ready, count)
     assert len(seen) == 1 and isinstance(seen[0]["input_ids"], OnCard)
+
+
+def test_a_system_that_pins_nothing_copies_all_the_same() -> None:
+    """Under WSL2 little memory can be pinned, and streamed layers take it first. Here there is no card, and so no pinned memory at all."""
+    with pytest.raises(RuntimeError):
+        torch.empty(1, pin_memory=True)
+    given = [
+        {"input_ids": torch.arange(6).view(2, 3), "labels": torch.arange(6, 12).view(2, 3), "weights": torch.rand(2)},
+        {"input_ids": torch.arange(4)},
+    ]
+    there = batches.copied(given, torch.device("cpu"), pin=True)
+    assert [{name: tensor.tolist() for name, tensor in batch.items()} for batch in there] == [
+        {name: tensor.tolist() for name, tensor in batch.items()} for batch in given
+    ]

@@ -26,12 +26,7 @@ GROUPS = {
     "checkpoints/broadcast.py": "gloo, made by its members alone and given up after it: no later group has another name on some ranks",
     "strategies/sharded/shards.py": "meshes of all ranks, in one order; their limits are set to the training's patience",
 }
-PINNED = {
-    "data/batches.py": "batches in host memory, once",
-    "model/host_store.py": "streamed layers, once while the model is read; the input of each layer until its backward pass",
-    "strategies/pipeline/neighbours.py": "memory of the host for what is received",
-    "strategies/pipeline/shared_table.py": "the same",
-}
+PINNED = {"runtime/host_memory.py": "where the system gives it; else memory that is not pinned"}
 KINDS = {
     "messages": ({"isend", "irecv", "send", "recv", "batch_isend_irecv", "P2POp"}, MESSAGES),
     "groups": ({"new_group", "new_subgroups", "split_group", "init_device_mesh", "init_process_group"}, GROUPS | {"runtime/process_group.py": "the first one"}),

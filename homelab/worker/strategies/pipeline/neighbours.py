@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from homelab.worker.runtime import process_group
+from homelab.worker.runtime import host_memory, process_group
 
 _AHEAD = 2  # receives that are posted before their message is needed
 _UNDER_WAY = 2  # messages that are on their way at most, when the next is to be sent
@@ -68,7 +68,7 @@ class Inbox:
 
     def _post(self, count: int) -> None:
         for shape in itertools.islice(self._left, count):
-            tensor = torch.empty(shape, dtype=self._dtype, pin_memory=self._device.type == "cuda")
+            tensor = host_memory.empty(shape, self._dtype, pinned=self._device.type == "cuda")
             self._posted.append((dist.irecv(tensor, self._channel.peer, group=self._channel.group), tensor))
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from homelab.worker.errors import TrainingError
 from homelab.worker.model import weight_digests
-from homelab.worker.runtime import process_group
+from homelab.worker.runtime import host_memory, process_group
 from homelab.worker.runtime.task import Task
 from homelab.worker.strategies import replica_check
 
@@ -43,7 +43,7 @@ class SharedTable:
         assert gradient is not None, "every step has a micro-batch"
         for piece in gradient.view(-1).split(PIECE_ELEMENTS):
             own = piece.cpu()
-            arriving = torch.empty(own.shape, dtype=own.dtype, pin_memory=self.device.type == "cuda")
+            arriving = host_memory.empty(own.shape, own.dtype, pinned=self.device.type == "cuda")
             for work in (dist.irecv(arriving, self.peer, group=self.group), dist.isend(own, self.peer, group=self.group)):
                 work.wait()
             piece.add_(arriving.to(self.device, non_blocking=True))  # torch keeps pinned memory until a card has read it
