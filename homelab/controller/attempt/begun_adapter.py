@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -12,6 +13,8 @@ from homelab.controller.config.recipe import TrainRecipe
 
 _WEIGHTS, _SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 _MODELS = "models"  # where `homelab fetch RUN` puts RUN
+# Adapters of earlier versions name the quantised base that a node had kept (`homelab.worker.model.quantised_cache`).
+_KEPT, _ODD = re.compile(r"(?P<model>.+)-nf4-[0-9a-f]{16}-(?:float32|bfloat16|float16)"), re.compile(r"[^a-z0-9._-]+")
 _OTHER_KINDS = ("use_dora", "use_rslora", "modules_to_save", "alora_invocation_tokens", "rank_pattern", "alpha_pattern")
 
 
@@ -65,8 +68,10 @@ def _refuse_other(settings: dict[str, Any], recipe: TrainRecipe, where: str) -> 
                 hint=f"edit the recipe: [method] {name} = {settings.get(key)}",
             )  # fmt: skip
     base = str(settings.get("base_model_name_or_path") or "")[:200]
-    if base and PurePath(base).name != PurePath(recipe.model.name).name:
+    kept, own_name = _KEPT.fullmatch(PurePath(base).name), PurePath(recipe.model.name).name
+    its_name = kept["model"] if kept else PurePath(base).name
+    if base and its_name != (_ODD.sub("-", own_name.lower()) if kept else own_name):
         raise InputError(
-            f"the adapter was trained on {PurePath(base).name}, and the recipe's model is {PurePath(recipe.model.name).name}", where=where,
-            hint=f"edit the recipe: [model] name = {json.dumps(base)}",
+            f"the adapter was trained on {its_name}, and the recipe's model is {own_name}", where=where,
+            hint=f"edit the recipe: [model] name = {'the model of that name' if kept else json.dumps(base)}",
         )  # fmt: skip

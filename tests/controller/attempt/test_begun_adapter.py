@@ -50,6 +50,11 @@ def test_a_fetched_run_is_shipped_by_its_content(tmp_path: Path, named: str) -> 
     assert item.node_path("/w").startswith("/w/data/")
 
 
+def test_an_adapter_of_an_earlier_version_that_names_a_kept_base_is_taken(tmp_path: Path) -> None:
+    written(tmp_path / "models" / "run", base_model_name_or_path="/home/me/homelab/bases/small-nf4-0123456789abcdef-bfloat16")
+    assert items(tmp_path, "run")["adapter"].kind == "shipped"
+
+
 def test_models_of_a_folder_above_are_found_wherever_the_command_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue has another working folder than the person who has filled it."""
     written(tmp_path / "models" / "2026-run")
@@ -64,6 +69,11 @@ def test_models_of_a_folder_above_are_found_wherever_the_command_stands(tmp_path
         ({"r": 8}, "rank 8, and the recipe has 16", "[method] rank = 8"),
         ({"lora_alpha": 16}, "alpha 16, and the recipe has 32", "[method] alpha = 16"),
         ({"base_model_name_or_path": "org/large"}, "trained on large, and the recipe's model is small", '[model] name = "org/large"'),
+        (
+            {"base_model_name_or_path": "/w/bases/large-nf4-0123456789abcdef-float32"},
+            "trained on large, and the recipe's model is small",
+            "name = the model of that name",
+        ),
         ({"peft_type": "IA3"}, "(IA3)", "plain LoRA"),
         ({"use_dora": True}, "(use_dora)", "merge it into its base"),
         ({"modules_to_save": ["score"]}, "(modules_to_save)", "plain LoRA"),

@@ -141,6 +141,18 @@ def test_the_files_are_there_and_name_the_base_as_the_hub_does(fleet: FakeFleet,
     assert pushed(fleet, tmp_path, is_public=True).files == done.files and is_private(server) is False, "once more"
 
 
+def test_an_adapter_of_an_earlier_version_names_its_base_on_the_hub_all_the_same(
+    fleet: FakeFleet, server: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It named the quantised base that its node had kept."""
+    settings = tmp_path / "tower/runs" / RUN / "final" / "adapter_config.json"
+    settings.write_text(json.dumps({"base_model_name_or_path": "/home/me/homelab/bases/x-nf4-0123456789abcdef-float32", "r": 8}))
+    described = SimpleNamespace(recipe=SimpleNamespace(model=SimpleNamespace(name="gpt2", is_folder=False)))
+    monkeypatch.setattr(run_folder, "description_of", lambda paths: described)
+    pushed(fleet, tmp_path, base_model=None)
+    assert json.loads(server.files["adapter_config.json"])["base_model_name_or_path"] == "gpt2"
+
+
 @pytest.mark.parametrize(
     ("status", "words", "fix"),
     [
