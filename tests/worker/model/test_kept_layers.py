@@ -145,7 +145,7 @@ def test_layers_that_are_streamed_are_those_of_resident_ones(
 
 @pytest.mark.parametrize("count", [0, pytest.param(3, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("damage", ["bit", "gone", "another layer", "facts", "configuration"])
-def test_a_damaged_layer_is_seen_and_all_of_the_stage_are_made_anew(damage: str, count: int, node: Node) -> None:
+def test_a_damaged_layer_is_seen_and_made_anew(damage: str, count: int, node: Node) -> None:
     made = weight_digests.base(node.load(part(2, 5, count)))
     weights, facts = node.folder / "layer-00004.safetensors", node.folder / "layer-00004.json"
     if damage == "bit":
@@ -160,8 +160,27 @@ def test_a_damaged_layer_is_seen_and_all_of_the_stage_are_made_anew(damage: str,
         facts.write_text("{")
     else:
         (node.folder / "config.json").unlink()
-    assert weight_digests.base(node.load(part(2, 5, count))) == made and node.says(0, 3, "are damaged and are made again")
+    assert weight_digests.base(node.load(part(2, 5, count))) == made, "with all that were read together with it"
+    assert node.says(*((2, 1) if count else (0, 3)), "are damaged and are made again")
     assert weight_digests.base(node.load(part(2, 5))) == made and node.says(read=3)
+
+
+def test_an_error_of_the_models_own_files_takes_no_kept_layer_away(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.load(part(2, 5))
+    load = stage_model.load
+
+    def refuses(path: str, **options: Any) -> Any:
+        if path == str(node.source):
+            raise OSError(5, "Input/output error")
+        return load(path, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stage_model, "load", refuses)
+        with pytest.raises(OSError, match="Input/output"):
+            node.load(part(1, 5))
+    assert node.kept == [2, 3, 4]
+    node.load(part(2, 5))
+    assert node.says(read=3)
 
 
 def test_a_start_that_is_killed_between_two_layers_leaves_whole_ones(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,15 +57,19 @@ def load(
     if kept is None:
         return reading.model(frozenset())
     with kept.used():
-        before = kept.there(range(stage.begin, stage.end))
-        if before:
+        while True:
             try:
-                return reading.model(before)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:  # noqa: BLE001 - a damaged file can raise any error in its readers
-                kept.forget(before, error)
-        return reading.model(frozenset())
+                return reading.model(kept.there(range(stage.begin, stage.end)))
+            except _Damaged as damaged:  # there are fewer now
+                kept.forget(damaged.layers, damaged.error)
+
+
+class _Damaged(Exception):
+    """Kept layers that cannot be read, or are not what was kept."""
+
+    def __init__(self, layers: Collection[int], error: Exception) -> None:
+        super().__init__(str(error))
+        self.layers, self.error = layers, error
 
 
 @dataclass(frozen=True)
@@ -121,12 +125,16 @@ class _Reading:
 
     def _read_kept(self, layers: Collection[int]) -> Any:
         assert self.kept is not None
-        others = {
-            name: value for name, value in self.options.items() if name not in ("revision", "quantization_config")
-        }  # the files say how
-        with self.kept.as_model(layers) as folder:
-            model = stage_model.load(folder, stage=self._of(layers), **others)
-        self.kept.compare(model, layers)
+        of_source = ("revision", "quantization_config")  # kept files say how they are quantised
+        others = {name: value for name, value in self.options.items() if name not in of_source}
+        try:
+            with self.kept.as_model(layers) as folder:
+                model = stage_model.load(folder, stage=self._of(layers), **others)
+            self.kept.compare(model, layers)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a damaged file can raise any error in its readers
+            raise _Damaged(layers, error) from error
         model.name_or_path = model.config._name_or_path = self.path
         return model
 
