@@ -213,7 +213,8 @@ def _home(lab: Lab, folder: Path) -> Path:
 def _changes_of_setup(person: Person, home: Path, work: Path) -> int:
     """Nodes that a second setup changes; not part of the walk."""
     pip = os.environ.get("PIP_CONFIG_FILE") or str(Path.home() / ".config/pip/pip.conf")
-    environment = {**os.environ, "HOME": str(home), "PIP_CONFIG_FILE": pip, "PATH": f"{home}/bin:{os.environ['PATH']}"}
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("HOMELAB_")}  # as the person's terminal has none
+    environment = {**outside, "HOME": str(home), "PIP_CONFIG_FILE": pip, "PATH": f"{home}/bin:{os.environ['PATH']}"}
     command = [sys.executable, "-m", "homelab", "setup", "--recipe", "chats.toml", "--json"]
     done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, check=True, timeout=_LIMIT_S)
     answer: dict[str, Any] = json.loads(done.stdout)
