@@ -11,6 +11,7 @@ that several ranks and trainings may read and add; who removes the folder has it
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -29,6 +30,7 @@ from homelab.worker.model import quantised_cache, weight_digests
 
 PART = "layers"  # in the name of the folder
 _PARTIAL, _STALE_S = ".partial-", 3600.0
+_OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)  # a full disk for temporary files says nothing of a layer
 _CONFIG, _INDEX = "config.json", "model.safetensors.index.json"
 
 
@@ -87,11 +89,18 @@ class KeptLayers:
         self._read += len(layers)
 
     def forget(self, layers: Collection[int], error: Exception) -> None:
-        """They cannot be read, because of this error, and are made again."""
+        """They cannot be read, because of this error, and are made again. Where the machine is at fault, none is used in this load, and none goes."""
         self._read = 0
+        if getattr(error, "errno", None) in _OF_THE_MACHINE:
+            self._is_used = False
+            self._note(f"quantised layers in {self._folder} are not used: {first_words(error)}")
+            return
         self._note(f"quantised layers in {self._folder} are damaged and are made again: {first_words(error)}")
-        for layer in layers:
-            self._facts(layer).unlink(missing_ok=True)
+        try:
+            for layer in layers:
+                self._facts(layer).unlink(missing_ok=True)
+        except OSError:  # another account's: they stay, and must not be tried for ever
+            self._is_used = False
 
     def add(self, model: Any, layer: int, *, room_for: int = 0, flushes: bool = False) -> None:
         """Keep the one layer that `model` has, where the disk takes it and `room_for` blocks of its size beside it. A disk that is full ends no training.

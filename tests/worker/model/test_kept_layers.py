@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -181,6 +182,25 @@ def test_an_error_of_the_models_own_files_takes_no_kept_layer_away(node: Node, m
     assert node.kept == [2, 3, 4]
     node.load(part(2, 5))
     assert node.says(read=3)
+
+
+def test_a_fault_of_the_machine_takes_no_layer_away_and_is_not_tried_for_ever(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = weight_digests.base(node.load(part(2, 5)))
+
+    def refuses(number: int) -> Any:
+        def refused(*_arguments: Any, **_options: Any) -> None:
+            raise OSError(number, os.strerror(number))
+
+        return refused
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tempfile, "TemporaryDirectory", refuses(28))
+        assert weight_digests.base(node.load(part(2, 5))) == made and node.says(0, 0, "are not used: ")
+    (node.folder / "layer-00003.safetensors").write_bytes(b"")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuses(1))
+        assert weight_digests.base(node.load(part(2, 5))) == made and node.says(0, 0, "are damaged")
+    assert node.kept == [2, 3, 4]
 
 
 def test_a_start_that_is_killed_between_two_layers_leaves_whole_ones(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

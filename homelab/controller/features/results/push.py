@@ -51,9 +51,8 @@ def push(fleet: Fleet, paths: RunPaths, place: Path, wanted: PushRequest, say: S
     local_base = model.name if model is not None and model.is_folder else None
     if local_base and not wanted.base_model:
         raise _unnamed_base(local_base, paths.name, wanted.repository)
-    of_hub = (
-        model.name if model is not None and not model.is_folder else None
-    )  # adapters of older runs may name a folder of the node all the same
+    # Adapters of older runs may name a folder of the node though their model is the hub's.
+    of_hub = model.name if model is not None and not model.is_folder else None
     base = checked_name(wanted.base_model) if wanted.base_model else of_hub
     hub = Hub(checked_name(wanted.repository))
     say(f"asking the hub for {wanted.repository}")
