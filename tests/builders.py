@@ -18,7 +18,8 @@ from homelab.controller.launchers import registry
 from homelab.controller.planning import plan as planning
 from homelab.controller.planning.inputs import PlanInputs
 from homelab.controller.planning.memory_estimate import MemoryEstimate, MemoryItem
-from homelab.controller.planning.model.architecture import Architecture, known
+from homelab.controller.planning.model.architecture import Architecture
+from homelab.controller.planning.model.families import known
 from homelab.controller.planning.types import NodePlan, Plan, RankPlan
 from homelab.controller.run import store
 from homelab.controller.run.paths import RunPaths

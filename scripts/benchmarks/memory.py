@@ -30,7 +30,7 @@ from benchmarks.gpu_parts import ranks, smi
 from benchmarks.gpu_parts.material import SHAPES, alone, llama
 
 from homelab.controller.planning.memory import rank_memory
-from homelab.controller.planning.model.architecture import from_config
+from homelab.controller.planning.model.families import from_config
 from homelab.shared.recipe import Method, Train
 
 _SMALL = llama(128, 2, 4, 2, 384, 3000)

@@ -77,7 +77,7 @@ def _answer(task: Task, model: Any, ring: Ring, tokens: Any, max_new_tokens: int
     tokenizer = load_tokenizer(task.run, model_path(task.run))
     generation.join(model, ring, tokens["input_ids"].device)
     with torch.no_grad():
-        output = chat.generate(model, tokens, tokenizer, max_new_tokens, past_key_values=generation.StageCache(ring.stage))
+        output = chat.generate(model, tokens, tokenizer, max_new_tokens, past_key_values=generation.StageCache(model.config))
     generation.end(ring)
     return str(tokenizer.decode(output[0, tokens["input_ids"].shape[1] :], skip_special_tokens=True)).strip()
 

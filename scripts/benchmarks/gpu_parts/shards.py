@@ -118,7 +118,7 @@ def _planned_bytes(case: Division, shape: str, precision: str, device: str) -> i
     """What the planner counts for a rank, without what lies beside torch; None where it cannot be imported."""
     try:
         from homelab.controller.planning.memory import division, rank_memory
-        from homelab.controller.planning.model.architecture import from_config
+        from homelab.controller.planning.model.families import from_config
         from homelab.shared.protocol.memory_items import EXCHANGED, GATHERED
         from homelab.shared.recipe import Method, Train
     except ImportError:

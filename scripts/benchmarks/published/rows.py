@@ -16,7 +16,7 @@ from homelab.controller.base.errors import InputError
 from homelab.controller.config.load import parse_cluster
 from homelab.controller.config.recipe import parse_recipe
 from homelab.controller.planning.inputs import PlanInputs
-from homelab.controller.planning.model import architecture
+from homelab.controller.planning.model import families
 from homelab.controller.planning.speed.measured_cards import ABOVE_PEAK
 
 OWN = Path(__file__).with_name("figures.csv")
@@ -87,7 +87,7 @@ def row_of(line: Mapping[str, str]) -> Row:
     """The row of one line of the file, by column. Raises KeyError, ValueError."""
     number = {key: int(line[key]) for key in ("seq_len", "micro_batch", "accumulation", "rank", "cards")}
     model = line["model"]
-    if model.lower() not in CONFIGS and architecture.known(model) is None:
+    if model.lower() not in CONFIGS and families.known(model) is None:
         raise ValueError(f"no config of the model {model} is known")
     targets: Any = line["targets"] if line["targets"] == "all-linear" else line["targets"].split()
     method: dict[str, Any] = {"kind": line["method"]}
@@ -124,7 +124,7 @@ def _figure(text: str) -> float | None:
 def _possible(tokens_per_s: float | None, card: str, cards: int, model: str) -> float | None:
     """A published figure contradicts physics where the card's whole peak would not do it: four operations per weight and token (a frozen base)."""
     sheet, config = hardware.lookup(card), CONFIGS.get(model.lower())
-    shape = architecture.from_config(config) if config else architecture.known(model)
+    shape = families.from_config(config) if config else families.known(model)
     if (
         tokens_per_s is not None
         and sheet is not None

@@ -8,7 +8,7 @@ import pytest
 
 from homelab.controller.config.load import load_cluster, load_recipe
 from homelab.controller.planning.memory import rank_memory
-from homelab.controller.planning.model.architecture import known
+from homelab.controller.planning.model.families import known
 from homelab.controller.planning.time import network_cost
 from homelab.shared.protocol.memory_items import BASE_WEIGHTS, GRADIENTS, OPTIMIZER
 from tests.controller.checks import healthy

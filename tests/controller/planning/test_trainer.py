@@ -9,7 +9,7 @@ import pytest
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.memory.rank_memory import RankSetup
-from homelab.controller.planning.model import architecture
+from homelab.controller.planning.model import families
 from homelab.shared.protocol.memory_items import LOGITS
 from tests.controller.checks import healthy
 from tests.controller.planning.test_plan import make, why
@@ -55,7 +55,7 @@ def test_offline_nobody_has_looked_for_it() -> None:
 
 def test_its_loss_comes_in_chunks() -> None:
     """Of a small model with a large vocabulary all logits at once would be most of the peak."""
-    shape = architecture.from_config(healthy.LLAMA)
+    shape = families.from_config(healthy.LLAMA)
     assert shape is not None
 
     def logits(**method: Any) -> int:

@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from homelab.controller.planning.memory import rank_memory
-from homelab.controller.planning.model.architecture import from_config
+from homelab.controller.planning.model.families import from_config
 from homelab.shared.protocol import memory_items
 from homelab.shared.recipe import Method, Train
 from homelab.worker.errors import WorkerError

@@ -12,7 +12,7 @@ from typing import Any
 
 from homelab.controller.config.recipe import Recipe, TrainRecipe
 from homelab.controller.facts.node import Facts
-from homelab.controller.planning.model import architecture, model_config
+from homelab.controller.planning.model import families, model_config
 from homelab.shared.law import usable
 
 
@@ -23,7 +23,7 @@ def warnings(recipe: Recipe, facts: Mapping[str, Facts], local: Mapping[str, Any
     most = positions(recipe.model.name, facts, local)
     if most is not None and recipe.train.seq_len > most:
         yield "{}; {}".format(*beyond(recipe.train.seq_len, most))
-    hidden = (model_config.config_of(recipe.model.name, facts, local) or {}).get("hidden_size")
+    hidden = model_config.language_part(model_config.config_of(recipe.model.name, facts, local) or {}).get("hidden_size")
     if recipe.method.kind != "full" and isinstance(hidden, int) and recipe.method.rank > hidden:
         seen = f"rank = {recipe.method.rank} is more than the model's hidden_size of {hidden}: such an adapter has more weights than the layer that it changes"
         yield f"{seen}; edit the recipe: [method] rank = {hidden // 4} or less"
@@ -41,10 +41,9 @@ def positions(name: str, facts: Mapping[str, Facts], local: Mapping[str, Any] | 
 
 def of_config(config: Mapping[str, Any]) -> int | None:
     """The same from a config.json: max_position_embeddings, or what its rope_scaling stretches the original ones to."""
-    text = config.get("text_config")
-    config = text if isinstance(text, Mapping) else config
+    config = model_config.language_part(config)
     most = _number(config.get("max_position_embeddings"))
-    is_rotary = any(str(key).startswith(("rope", "rotary")) for key in config) or architecture.from_config(dict(config)) is not None
+    is_rotary = any(str(key).startswith(("rope", "rotary")) for key in config) or families.from_config(dict(config)) is not None
     if not most or not is_rotary or config.get("alibi") is True:
         return None
     scaled = [table for key in ("rope_scaling", "rope_parameters") for table in _tables(config.get(key))]

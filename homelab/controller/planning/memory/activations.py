@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from homelab.controller.planning.memory import delta_activations
 from homelab.controller.planning.memory.expert_activations import Routed
 from homelab.controller.planning.model.adapters import WITH_EXPERTS, adapted_linears
 from homelab.controller.planning.model.architecture import Architecture
-from homelab.controller.planning.model.layers import Experts, Linear
+from homelab.controller.planning.model.layers import DeltaRule, Experts, Linear
 from homelab.shared.protocol.quantisation import NF4
 from homelab.shared.recipe import Method, Train
 
@@ -36,12 +37,13 @@ def width(precision: str) -> int:
 
 @dataclass(frozen=True)
 class _Layer:
-    """So many layers of one kind: their nn.Linear, the width of their MLP, and their routed experts."""
+    """So many layers of one kind: their nn.Linear, the width of their MLP, their routed experts, and what they have in place of attention."""
 
     count: int
     linears: tuple[Linear, ...]
     wide: int
     experts: Experts | None = None
+    delta: DeltaRule | None = None
 
 
 def activation_bytes(
@@ -75,11 +77,18 @@ def activation_bytes(
 
 def _layers(architecture: Architecture) -> tuple[_Layer, ...]:
     """The kinds of layers that the model has."""
-    experts, wide = architecture.experts, architecture.intermediate
-    if experts is None:
-        return (_Layer(architecture.layers, architecture.block, wide),)
-    dense = _Layer(experts.dense_layers, (*architecture.attention, *architecture.mlp(wide)), wide)
-    return (_Layer(architecture.expert_layers, architecture.block, experts.shared_width, experts), *((dense,) if dense.count else ()))
+    experts, wide, delta = architecture.experts, architecture.intermediate, architecture.delta
+    mixers: list[tuple[int, tuple[Linear, ...], DeltaRule | None]] = [(architecture.attention_layers, architecture.attention, None)]
+    if delta is not None:
+        mixers.append((delta.layers, delta.block(architecture.hidden), delta))
+    kinds, dense_left = [], architecture.dense_layers
+    for count, linears, rule in mixers:  # config.json may have the dense layers elsewhere; a model with both has few of them
+        dense = min(count, dense_left)
+        dense_left -= dense
+        width = experts.shared_width if experts else wide
+        kinds.append(_Layer(count - dense, (*linears, *architecture.mlp(width)), width, experts, rule))
+        kinds.append(_Layer(dense, (*linears, *architecture.mlp(wide)), wide, None, rule))
+    return tuple(kind for kind in kinds if kind.count)
 
 
 def _routed(experts: Experts, hidden: int, method: Method, precision: str, device: str) -> Routed:
@@ -95,15 +104,20 @@ def _routed(experts: Experts, hidden: int, method: Method, precision: str, devic
 
 def _temporaries_per_token(architecture: Architecture, layer: _Layer, method: Method, each: int, copies: bool) -> int:
     """What the backward pass of one layer makes for itself: measured, 3 b I + 6 h in 16 bit with `copies`, 2 b I + 6 h in fp32 (I:
-    intermediate size). In 16 bit without copies 3 b I + 2 h, and where down_proj is adapted b I less: its input is gone by then.
+    intermediate size), and 4 h more where norms compute in fp32 to their end. In 16 bit without copies 3 b I + 2 h, and where down_proj is adapted b I less:
+    its input is gone by then. A delta rule needs its own after what the MLP has saved is gone.
     """
     hidden, wide = architecture.hidden, each * layer.wide
     if copies:
-        return 3 * wide + 6 * hidden
-    if each == 4:
-        return 2 * wide + 6 * hidden
-    is_adapted = any(linear.name == "down_proj" for linear, _ in adapted_linears(architecture, method.targets))
-    return (2 if is_adapted else 3) * wide + 2 * hidden
+        most = 3 * wide + (10 if architecture.gated_output else 6) * hidden
+    elif each == 4:
+        most = 2 * wide + 6 * hidden
+    else:
+        is_adapted = any(linear.name == "down_proj" for linear, _ in adapted_linears(architecture, method.targets))
+        most = (2 if is_adapted else 3) * wide + 2 * hidden
+    if layer.delta is None:
+        return most
+    return max(most, delta_activations.working(layer.delta, each) + 2 * hidden - 4 * wide)
 
 
 def _saved_by_one_layer_per_token(
@@ -111,32 +125,45 @@ def _saved_by_one_layer_per_token(
 ) -> int:
     """Bytes per token that autograd keeps of one layer, without its routed experts.
 
-    Norms: the input in fp32, and for trained norms the normalised input too. Attention: q, k and v (with a mask, or
-    on a card that cannot do without, k and v are repeated for grouped queries), the output, the log-sum-exp, one row of the mask. MLP:
-    gate, its activation, up. Linears: a trained or adapted one keeps its input; with `copies` each reader has its own, without the readers
-    of one tensor share it. A frozen linear keeps nothing. Adapters: r per adapted linear.
+    Norms: the input in fp32, and for trained norms the normalised input too. MLP: gate, its activation, up. Linears: a trained or adapted one keeps its
+    input; with `copies` each reader has its own, without the readers of one tensor share it. A frozen linear keeps nothing. Adapters: r per adapted
+    linear.
     """
     each, full = width(attention.precision), method.kind == "full"
-    query, key, value = architecture.query_width, architecture.key_width, architecture.value_width
     adapted = (
         {linear.name for linear in layer.linears} if full else {linear.name for linear, _ in adapted_linears(architecture, method.targets)}
     )
     trained = {linear.name: linear for linear in layer.linears if linear.name in adapted}
-    norms = architecture.norms_per_layer * architecture.hidden + architecture.normed_width
-    total = 4 * norms * (2 if full else 1)
-    # In the mixed LoRA case the adapter's copy of the attention output is beside the one that attention itself keeps.
-    output_apart = (copies and not full) or "o_proj" not in trained
-    repeats = architecture.sinks or (attention.repeats_keys and not architecture.latent)
-    total += each * (query + (2 * query if repeats else key + value))
-    if architecture.sinks:  # no kernel: the weights of all keys
-        total += each * architecture.heads * seq_len
+    total = 4 * architecture.norms_per_layer * architecture.hidden * (2 if full else 1)
+    if layer.delta is not None:
+        total += delta_activations.saved(layer.delta, each, full=full)
     else:
-        total += each * (architecture.output_width if output_apart else 0) + 4 * architecture.heads
-        total += each * seq_len if attention.masked else 0
+        # In the mixed LoRA case the adapter's copy of the attention output is beside the one that attention itself keeps.
+        output_apart = (copies and not full) or "o_proj" not in trained
+        total += _saved_by_attention(architecture, attention, seq_len, full=full, output_apart=output_apart)
     total += 3 * each * layer.wide
     inputs: dict[str, int] = {}
     for name, linear in trained.items():
-        source = name if copies or name in ("o_proj", "down_proj") else "mlp" if name.startswith(("gate", "up")) else "attention"
+        is_own = copies or name in ("o_proj", "out_proj", "down_proj")
+        source = name if is_own else "mlp" if name.startswith(("gate", "up")) else "attention"
         inputs[source] = linear.inputs
     total += each * sum(inputs.values())
     return total + (0 if full else each * method.rank * len(trained))
+
+
+def _saved_by_attention(architecture: Architecture, attention: Attention, seq_len: int, *, full: bool, output_apart: bool) -> int:
+    """Bytes per token between forward and backward: norms of queries and keys as above, q, k and v (with a mask, or on a card that cannot do
+    without, k and v are repeated for grouped queries), the output, the log-sum-exp, one row of the mask. Of a gated output the gate and what it
+    multiplies, too.
+    """
+    each = width(attention.precision)
+    query, key, value = architecture.query_width, architecture.key_width, architecture.value_width
+    total = 4 * architecture.normed_width * (2 if full else 1)
+    repeats = architecture.sinks or (attention.repeats_keys and not architecture.latent)
+    total += each * (query + (2 * query if repeats else key + value))
+    if architecture.gated_output:
+        total += (3 if each == 4 else 1) * each * query
+    if architecture.sinks:  # no kernel: the weights of all keys
+        return total + each * architecture.heads * seq_len
+    total += each * (architecture.output_width if output_apart else 0) + 4 * architecture.heads
+    return total + (each * seq_len if attention.masked else 0)

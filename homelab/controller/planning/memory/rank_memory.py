@@ -291,10 +291,8 @@ def _trainable_tensors(architecture: Architecture, method: Method) -> Iterator[t
         if linear.bias:
             yield linear.outputs, count
     yield from architecture.expert_tensors
-    if architecture.sinks:
-        yield architecture.heads, architecture.layers
     yield architecture.embedding_parameters, 1
     if architecture.head_parameters:
         yield architecture.head_parameters, 1
-    yield from ((size, architecture.layers) for size in architecture.query_key_norms)
+    yield from architecture.small_tensors
     yield architecture.hidden, architecture.norms_per_layer * architecture.layers + 1

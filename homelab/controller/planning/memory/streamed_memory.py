@@ -6,7 +6,6 @@ memory; the last hidden states of a group's micro-batches and their gradients st
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -21,8 +20,11 @@ from homelab.shared.recipe import Method, Train
 
 
 def layer_bytes(shape: Architecture, method: Method, precision: str) -> int:
-    """The frozen weights of one layer."""
-    one_less = dataclasses.replace(shape, layers=shape.layers - 1)
+    """The frozen weights of one layer, of the largest kind."""
+    if shape.delta is not None:
+        assert shape.equal is not None, "a model of unequal layers is not streamed"
+        shape = shape.equal
+    one_less = shape.of_layers(shape.layers - 1)
     return rank_memory.base_weight_bytes(shape, method, precision) - rank_memory.base_weight_bytes(one_less, method, precision)
 
 

@@ -1,19 +1,17 @@
-"""The shape of a model, and how many parameters it and its adapters have: exact counts from the config alone.
+"""The shape of a model, and how many parameters it and its adapters have: exact counts.
 
-Covers decoders of the Llama kind: token embedding, blocks of attention and a gated MLP or experts, a head that may be the embedding
-itself. The counts follow the model files of `transformers` (models/<type>/modeling_<type>.py) and `peft` (tuners/lora); the
+Covers decoders of the Llama kind: token embedding, blocks of attention (or what stands in its place) and a gated MLP or experts, a head that may be the
+embedding itself. The counts follow the model files of `transformers` (models/<type>/modeling_<type>.py) and `peft` (tuners/lora); the
 tests compare them with both, module by module, on the meta device.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from homelab.controller.planning.model import known_models, layers
-from homelab.controller.planning.model.layers import Experts, Latent, Linear, count_of
-from homelab.shared.protocol.quantisation import NF4, stored_of
+from homelab.controller.planning.model.layers import DeltaRule, Experts, Latent, Linear
+from homelab.shared.protocol.quantisation import NF4
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,8 @@ class Architecture:
     `norms_all_heads`: the norms of queries and keys are as wide as all heads together. `scales_logits`: no fused loss computes it. `experts`: of a
     mixture, in every layer but its dense ones; `intermediate` is then the width of these. `latent`: how it attends in place of `kv_heads` and `head_dim`.
     `sinks`: every head has a number that it attends to, and attention has no kernel but the plain one. `widened`: its files are quantised already and
-    read as 16 bits, so no method quantises it again.
+    read as 16 bits, so no method quantises it again. `delta`: what some layers have in place of attention. `gated_output`: what attention gives is
+    multiplied by a gate as wide, which q_proj makes, too; norms then compute in fp32 to their end.
     """
 
     hidden: int
@@ -46,6 +45,8 @@ class Architecture:
     latent: Latent | None = None
     sinks: bool = False
     widened: bool = False
+    delta: DeltaRule | None = None
+    gated_output: bool = False
 
     @property
     def query_width(self) -> int:
@@ -75,7 +76,12 @@ class Architecture:
     @property
     def expert_layers(self) -> int:
         """Layers with experts."""
-        return self.layers - self.experts.dense_layers if self.experts else 0
+        return self.layers - self.dense_layers if self.experts else 0
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers that attend."""
+        return self.layers - self.delta.layers if self.delta else self.layers
 
     @functools.cached_property
     def attention(self) -> tuple[Linear, ...]:
@@ -85,7 +91,7 @@ class Architecture:
         output = Linear("o_proj", self.query_width, self.hidden, self.output_bias)
         if self.fused_projections:
             return (Linear("qkv_proj", self.hidden, self.query_width + 2 * self.key_width, self.qkv_bias), output)
-        names = {"q_proj": self.query_width, "k_proj": self.key_width, "v_proj": self.key_width}
+        names = {"q_proj": (2 if self.gated_output else 1) * self.query_width, "k_proj": self.key_width, "v_proj": self.key_width}
         return (*(Linear(name, self.hidden, width, self.qkv_bias) for name, width in names.items()), output)
 
     def mlp(self, width: int) -> tuple[Linear, ...]:
@@ -105,12 +111,14 @@ class Architecture:
 
     @functools.cached_property
     def linears(self) -> tuple[tuple[Linear, int], ...]:
-        """Every nn.Linear of all blocks, with how often it is there."""
-        if not self.dense_layers:
+        """Every nn.Linear of all blocks, with how often it is there; 0 for those of attention in a model that is counted without any."""
+        if not self.dense_layers and not self.delta:
             return tuple((linear, self.layers) for linear in self.block)
-        shared, dense = self.block[len(self.attention) :], self.mlp(self.intermediate)
-        of_mlp = [(linear, self.expert_layers) for linear in shared] + [(linear, self.dense_layers) for linear in dense]
-        return (*((linear, self.layers) for linear in self.attention), *of_mlp)
+        shared = self.block[len(self.attention) :]
+        of_mlp = [(linear, self.expert_layers if self.experts else self.layers) for linear in shared]
+        of_mlp += [(linear, self.dense_layers) for linear in self.mlp(self.intermediate)] if self.dense_layers else []
+        of_delta = [(linear, self.delta.layers) for linear in self.delta.block(self.hidden)] if self.delta else []
+        return (*((linear, self.attention_layers) for linear in self.attention), *of_delta, *of_mlp)
 
     @functools.cached_property
     def routed(self) -> tuple[tuple[Linear, int], ...]:
@@ -186,9 +194,36 @@ class Architecture:
 
     @functools.cached_property
     def norm_parameters(self) -> int:
-        """Scales of all RMS norms: of the blocks, of queries and keys where the model has them, and the last one; and the sinks of attention."""
-        own = self.norms_per_layer * self.hidden + sum(self.query_key_norms) + (self.heads if self.sinks else 0)
-        return self.layers * own + self.hidden
+        """Scales of all RMS norms, and the other tensors that are no matrices."""
+        return self.layers * self.norms_per_layer * self.hidden + sum(size * count for size, count in self.small_tensors) + self.hidden
+
+    @property
+    def small_tensors(self) -> tuple[tuple[int, int], ...]:
+        """(elements, how many) of the norms of queries and keys, the sinks of attention, and what a delta rule has beside matrices."""
+        of_attention = (*self.query_key_norms, *((self.heads,) if self.sinks else ()))
+        of_delta = self.delta.others if self.delta else ()
+        return (
+            *((size, self.attention_layers) for size in of_attention),
+            *((size, self.delta.layers if self.delta else 0) for size in of_delta),
+        )
+
+    def of_layers(self, count: int) -> Architecture:
+        """The same with so many layers; for a model of equal ones."""
+        delta = replace(self.delta, layers=count) if self.delta else None
+        return replace(self, layers=count, delta=delta)
+
+    @functools.cached_property
+    def equal(self) -> Architecture | None:
+        """The model with equal layers, which is no less than it needs: experts in each, where a layer without them is no wider than what a token takes of
+        them, and the delta rule in each, where its matrices are no smaller than attention's. None for any other model."""
+        experts, delta = self.experts, self.delta
+        if delta is not None and sum(one.weights for one in delta.block(self.hidden)) < sum(one.weights for one in self.attention):
+            return None
+        if experts is not None and experts.dense_layers and self.intermediate > experts.per_token * experts.width + experts.shared_width:
+            return None
+        return replace(
+            self, experts=replace(experts, dense_layers=0) if experts else None, delta=replace(delta, layers=self.layers) if delta else None
+        )
 
     @property
     def query_key_norms(self) -> tuple[int, ...]:
@@ -215,84 +250,3 @@ class Architecture:
         """All parameters; tied ones count once, as in `sum(p.numel() for p in model.parameters())`."""
         blocks = self.block_parameters + self.router_parameters + self.bias_parameters
         return blocks + self.embedding_parameters + self.head_parameters + self.norm_parameters
-
-
-# What model_type says beyond the config's keys, from transformers' modeling files: defaults for keys that a config.json may
-# lack, and what no key tells.
-_FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "mistral": {},
-    "qwen2": {"qkv_bias": True},
-    "qwen3": {"query_key_norm": True, "head_dim": 128},
-    "smollm3": {"tied_embeddings": True},
-    "gemma": {"tied_embeddings": True, "head_dim": 256},
-    "gemma2": {"tied_embeddings": True, "head_dim": 256, "norms_per_layer": 4},
-    "gemma3_text": {"tied_embeddings": True, "head_dim": 256, "norms_per_layer": 4, "query_key_norm": True},
-    "phi3": {"fused_projections": True},
-    "olmo2": {"query_key_norm": True, "norms_all_heads": True},
-    "olmo3": {"query_key_norm": True, "norms_all_heads": True},
-    "granite": {},
-    "qwen3_moe": {"query_key_norm": True},
-    "mixtral": {},
-    "olmoe": {"query_key_norm": True, "norms_all_heads": True},
-    "gpt_oss": {"head_dim": 64, "attention_bias": True, "sinks": True},
-    "deepseek_v2": {},
-    "deepseek_v3": {},
-}
-KINDS = frozenset(_FAMILIES)
-_READS_ATTENTION_BIAS = (
-    "llama", "qwen3", "smollm3", "gemma", "gemma2", "gemma3_text", "olmo2", "olmo3", "granite", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3",
-)  # fmt: skip
-_READS_MLP_BIAS = ("llama", "smollm3", "granite", "deepseek_v2")
-
-
-def from_config(config: dict[str, Any]) -> Architecture | None:
-    """The shape that a model's config.json describes; None for a kind of model that this file does not know.
-
-    Known are KINDS. An incomplete config is None too:
-    no estimate is better than a wrong one.
-    """
-    kind = config.get("model_type")
-    if not isinstance(kind, str) or kind not in _FAMILIES:
-        return None
-    family = _FAMILIES[kind]
-    shape = [count_of(config.get(key)) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")]
-    shape += [count_of(config.get(key)) for key in ("intermediate_size", "vocab_size")]
-    if not all(shape):
-        return None
-    hidden, depth, heads, intermediate, vocabulary = shape
-    kv_heads = count_of(config.get("num_key_value_heads")) or heads
-    head_dim = count_of(config.get("head_dim")) or family.get("head_dim") or hidden // heads
-    attention_bias = kind in _READS_ATTENTION_BIAS and bool(config.get("attention_bias", family.get("attention_bias", False)))
-    experts = layers.experts_of(config, depth) if kind in layers.PER_TOKEN else None
-    latent = layers.latent_of(config) if layers.has_latent(kind) else None
-    if (kind in layers.PER_TOKEN and experts is None) or (layers.has_latent(kind) and latent is None):
-        return None
-    tied = config.get("tie_word_embeddings")
-    return Architecture(
-        hidden=hidden,
-        layers=depth,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        intermediate=intermediate,
-        vocabulary=vocabulary,
-        tied_embeddings=bool(family.get("tied_embeddings", False) if tied is None else tied),
-        qkv_bias=attention_bias or family.get("qkv_bias", False),
-        output_bias=attention_bias,
-        mlp_bias=kind in _READS_MLP_BIAS and bool(config.get("mlp_bias", False)),
-        query_key_norm=family.get("query_key_norm", False),
-        norms_per_layer=family.get("norms_per_layer", 2),
-        fused_projections=family.get("fused_projections", False),
-        norms_all_heads=family.get("norms_all_heads", False),
-        scales_logits=kind == "granite" and config.get("logits_scaling", 1) != 1,
-        experts=experts,
-        latent=latent,
-        sinks=family.get("sinks", False),
-        widened=(stored := stored_of(config)) is not None and stored.held is None,
-    )
-
-
-def known(name: str) -> Architecture | None:
-    """The shape of a model by its hub id alone; None where the name is not known, or no formula counts it."""
-    return from_config(known_models.config_of(name) or {})

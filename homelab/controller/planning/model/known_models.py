@@ -97,7 +97,16 @@ _DENSE: tuple[_Dense, ...] = (
     ("granite", (4096, 40, 32, 8, 128, 12800, 49_159), True, {131_072: ("ibm-granite/granite-3.3-8b-{base,instruct}",)}),
 )  # fmt: skip
 
+# Their language part alone, which is what is trained.
+_HYBRID: tuple[tuple[_Dense, int], ...] = (  # and their heads of values in the gated delta rule
+    (("qwen3_5_text", (1024, 24, 8, 2, 256, 3584, 248_320), True, {262_144: ("Qwen/Qwen3.5-0.8B{,-Base}",)}), 16),
+    (("qwen3_5_text", (2048, 24, 8, 2, 256, 6144, 248_320), True, {262_144: ("Qwen/Qwen3.5-2B{,-Base}",)}), 16),
+    (("qwen3_5_text", (2560, 32, 16, 4, 256, 9216, 248_320), True, {262_144: ("Qwen/Qwen3.5-4B{,-Base}",)}), 32),
+    (("qwen3_5_text", (4096, 32, 16, 4, 256, 12288, 248_320), False, {262_144: ("Qwen/Qwen3.5-9B{,-Base}",)}), 32),
+    (("qwen3_5_text", (5120, 64, 24, 4, 256, 17408, 248_320), False, {262_144: ("Qwen/Qwen3.{5,8}-27B",)}), 48),
+)  # fmt: skip
 _OF_QWEN: dict[str, Any] = {"num_experts": 128, "num_experts_per_tok": 8}
+_OF_HYBRID: dict[str, Any] = {"num_experts": 256, "num_experts_per_tok": 8}
 _MXFP4: dict[str, Any] = {"num_experts_per_tok": 4, "quantization_config": {"quant_method": "mxfp4"}}
 _LATENT: dict[str, Any] = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 # The same of mixtures of experts, and what config.json says of these.
@@ -109,6 +118,15 @@ _MIXTURES: tuple[tuple[_Dense, dict[str, Any]], ...] = (
     (("qwen3_moe", (4096, 94, 64, 4, 128, 12288, 151_936), False, {
         40_960: ("Qwen/Qwen3-235B-A22B",), 262_144: ("Qwen/Qwen3-235B-A22B-{Instruct,Thinking}-2507",),
     }), _OF_QWEN | {"moe_intermediate_size": 1536}),
+    (("qwen3_5_moe_text", (2048, 40, 16, 2, 256, 0, 248_320), False, {262_144: ("Qwen/Qwen3.{5,6}-35B-A3B",)}), _OF_HYBRID | {
+        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "linear_num_value_heads": 32,
+    }),
+    (("qwen3_5_moe_text", (3072, 48, 32, 2, 256, 0, 248_320), False, {262_144: ("Qwen/Qwen3.5-122B-A10B",)}), _OF_HYBRID | {
+        "moe_intermediate_size": 1024, "shared_expert_intermediate_size": 1024, "linear_num_value_heads": 64,
+    }),
+    (("qwen3_next", (2048, 48, 16, 2, 256, 5120, 151_936), False, {262_144: ("Qwen/Qwen3-Next-80B-A3B-{Instruct,Thinking}", "Qwen/Qwen3-Coder-Next")}), {
+        "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "linear_num_value_heads": 32,
+    }),
     (("mixtral", (4096, 32, 32, 8, 128, 14336, 32_000), False, {32_768: ("mistralai/Mixtral-8x7B-{,Instruct-}v0.1",)}), {"num_local_experts": 8, "num_experts_per_tok": 2}),
     (("mixtral", (6144, 56, 48, 8, 128, 16384, 32_000), False, {65_536: ("mistralai/Mixtral-8x22B-v0.1",)}), {"num_local_experts": 8, "num_experts_per_tok": 2}),
     (("mixtral", (6144, 56, 48, 8, 128, 16384, 32_768), False, {65_536: ("mistralai/Mixtral-8x22B-Instruct-v0.1",)}), {"num_local_experts": 8, "num_experts_per_tok": 2}),
@@ -196,6 +214,7 @@ def near(name: str, others: Iterable[str] = ()) -> str:
 def _counted() -> Iterator[tuple[_Dense, dict[str, Any]]]:
     """Every shape that formulas count, with what its config.json says beyond the sizes."""
     yield from ((shape, _MORE.get(shape[0], {})) for shape in _DENSE)
+    yield from ((shape, {"linear_num_value_heads": heads}) for shape, heads in _HYBRID)
     yield from _MIXTURES
 
 

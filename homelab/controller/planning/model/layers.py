@@ -1,7 +1,7 @@
-"""Parts of a decoder's layer: a linear layer, the routed experts of a mixture, and attention through latent vectors. Pure.
+"""Parts of a decoder's layer: a linear layer, the routed experts of a mixture, attention through latent vectors, and the gated delta rule. Pure.
 
-Sources: transformers (models/qwen3_moe, mixtral, olmoe, gpt_oss, deepseek_v2, deepseek_v3: the modeling and configuration files). The experts of a
-layer are two tensors of three dimensions there, and its router is a matrix: none of them is an nn.Linear.
+Sources: transformers (models/qwen3_moe, mixtral, olmoe, gpt_oss, deepseek_v2, deepseek_v3, qwen3_next, qwen3_5, qwen3_5_moe: the modeling and
+configuration files). The experts of a layer are two tensors of three dimensions there, and its router is a matrix: none of them is an nn.Linear.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Experts:
     `shared_width`: of the expert that every token takes, 0 where there is none. `dense_layers`: how many layers have a plain MLP in place of
     experts. `has_biases`: experts and router have them. `packs`: whether a base in 4 bits has its experts in 4 bits, too. `weighs_in_fp32`: the
     outputs of a token's experts are added with weights in fp32. `clamps`: gate and up are limited before they are multiplied.
+    `gates_shared`: a matrix of one row weighs the shared expert; it counts as a row of the router.
     """
 
     count: int
@@ -48,6 +49,7 @@ class Experts:
     packs: bool = True
     weighs_in_fp32: bool = False
     clamps: bool = False
+    gates_shared: bool = False
 
     def matrices(self, hidden: int) -> tuple[Linear, Linear]:
         """The two matrices of one expert."""
@@ -55,7 +57,7 @@ class Experts:
 
     def router(self, hidden: int) -> Linear:
         """The matrix that chooses the experts of a token."""
-        return Linear("router", hidden, self.count, self.has_biases)
+        return Linear("router", hidden, self.count + self.gates_shared, self.has_biases)
 
 
 @dataclass(frozen=True)
@@ -85,15 +87,64 @@ class Latent:
         )
 
 
+@dataclass(frozen=True)
+class DeltaRule:
+    """The gated delta rule (Yang, Kautz, Hatamizadeh 2024) in place of attention, in `layers` of a model's layers: heads of keys and of values, the features of
+    each, and the tokens that the convolution before it sees. `joins`: its projections are two matrices, not four."""
+
+    layers: int
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    joins: bool = False
+
+    @property
+    def keys(self) -> int:
+        """Features of all keys of a token, and of all queries."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Features of all values of a token."""
+        return self.value_heads * self.value_dim
+
+    def block(self, hidden: int) -> tuple[Linear, ...]:
+        """The linear layers of one layer, in the order of the forward pass."""
+        mixed, heads = 2 * self.keys + self.values, self.value_heads
+        sizes = (
+            {"in_proj_qkvz": mixed + self.values, "in_proj_ba": 2 * heads}
+            if self.joins
+            else {"in_proj_qkv": mixed, "in_proj_z": self.values, "in_proj_b": heads, "in_proj_a": heads}
+        )
+        return (*(Linear(name, hidden, outputs) for name, outputs in sizes.items()), Linear("out_proj", self.values, hidden))
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """Elements of what else one layer has: the convolution, the steps and decays of the heads, and the norm of the values."""
+        return (self.kernel * (2 * self.keys + self.values), self.value_heads, self.value_heads, self.value_dim)
+
+
 # model_type of a mixture -> what a token takes where config.json does not say it.
-PER_TOKEN = {"qwen3_moe": 8, "mixtral": 2, "olmoe": 8, "gpt_oss": 4, "deepseek_v2": 0, "deepseek_v3": 8}
+PER_TOKEN = {
+    "qwen3_moe": 8,
+    "mixtral": 2,
+    "olmoe": 8,
+    "gpt_oss": 4,
+    "deepseek_v2": 0,
+    "deepseek_v3": 8,
+    "qwen3_next": 10,
+    "qwen3_5_moe_text": 8,
+}
 _LATENT = ("deepseek_v2", "deepseek_v3")
+_DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 
 def experts_of(config: Mapping[str, Any], layers: int) -> Experts | None:
     """The experts that the config.json of a mixture describes; None where it does not say all of it, or where no layer has experts."""
     kind = str(config.get("model_type"))
-    of_their_own = kind in ("qwen3_moe", *_LATENT)
+    of_their_own = kind in ("qwen3_moe", *_LATENT, *_DELTA)
     width = count_of(config.get("moe_intermediate_size" if of_their_own else "intermediate_size"))
     count = next((found for key in EXPERT_COUNTS if (found := count_of(config.get(key)))), 0)
     per_token = count_of(config.get("num_experts_per_tok")) or PER_TOKEN[kind]
@@ -101,10 +152,13 @@ def experts_of(config: Mapping[str, Any], layers: int) -> Experts | None:
     shared = config.get("n_shared_experts", 0) if kind in _LATENT else 0
     if not (width and 0 < per_token <= count) or dense is None or dense >= layers or not isinstance(shared, int):
         return None
-    is_gpt_oss = kind == "gpt_oss"
+    is_gpt_oss, has_one_shared = kind == "gpt_oss", kind in _DELTA
+    shared_width = count_of(config.get("shared_expert_intermediate_size", 512)) if has_one_shared else count_of(shared) * width
+    if has_one_shared and not shared_width:
+        return None
     return Experts(
-        count, per_token, width, count_of(shared) * width, dense, has_biases=is_gpt_oss, packs=not is_gpt_oss,
-        weighs_in_fp32=kind in ("mixtral", "deepseek_v2"), clamps=is_gpt_oss,
+        count, per_token, width, shared_width, dense, has_biases=is_gpt_oss, packs=not is_gpt_oss,
+        weighs_in_fp32=kind in ("mixtral", "deepseek_v2"), clamps=is_gpt_oss, gates_shared=has_one_shared,
     )  # fmt: skip
 
 
@@ -122,13 +176,36 @@ def has_latent(kind: str) -> bool:
     return kind in _LATENT
 
 
+def delta_of(config: Mapping[str, Any], layers: int) -> DeltaRule | None:
+    """The gated delta rule that a config.json describes; None where it is incomplete or no layer has it."""
+    named, every = config.get("layer_types"), config.get("full_attention_interval", 4)
+    if named is None:
+        if not count_of(every):
+            return None
+        count = layers - layers // every
+    elif isinstance(named, list) and len(named) == layers and all(one in ("linear_attention", "full_attention") for one in named):
+        count = named.count("linear_attention")
+    else:
+        return None
+    keys = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim")
+    sizes = [count_of(config.get(key, default)) for key, default in zip(keys, (16, 32, 128, 128, 4), strict=True)]
+    key_heads, value_heads, key_dim, value_dim, kernel = sizes
+    joins = config.get("model_type") == "qwen3_next"
+    return DeltaRule(count, key_heads, value_heads, key_dim, value_dim, kernel, joins) if count and all(sizes) else None
+
+
+def has_delta(kind: str) -> bool:
+    """Whether some layers of models of this type have the gated delta rule in place of attention."""
+    return kind in _DELTA
+
+
 def _dense_layers(config: Mapping[str, Any], layers: int) -> int | None:
     """How many layers have a plain MLP; None where config.json does not say it in whole numbers."""
     kind = config.get("model_type")
     if kind in _LATENT:
         first = config.get("first_k_dense_replace", 0)
         return min(first, layers) if isinstance(first, int) and first >= 0 else None
-    if kind != "qwen3_moe":
+    if kind not in ("qwen3_moe", "qwen3_next"):
         return 0
     named, step = config.get("mlp_only_layers") or [], config.get("decoder_sparse_step", 1)
     if not isinstance(named, list) or not all(isinstance(one, int) for one in named) or not count_of(step) or layers > 10_000:

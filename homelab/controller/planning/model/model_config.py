@@ -11,7 +11,7 @@ from homelab.controller.base.errors import InputError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.facts.node import Facts
-from homelab.controller.planning.model import architecture, known_models
+from homelab.controller.planning.model import families, known_models
 from homelab.shared.law import model_kinds, usable
 from homelab.shared.law.stage import has_experts
 from homelab.shared.protocol import model_forms, quantisation
@@ -28,12 +28,13 @@ _FROM_WHERE = "copy the model's folder again from its source: its config.json is
 
 def refuse_numbers(name: str, config: Mapping[str, Any]) -> None:
     """Raises InputError where config.json of the model `name` holds a number that no model has."""
-    is_known = str(config.get("model_type")) in architecture.KINDS  # a node says anything in its place
+    is_known = str(config.get("model_type")) in families.KINDS  # a node says anything in its place
     for part, key, value in _numbers(config):
-        if not _may_be(value, _MOST[key], is_counted=not part and key != "max_position_embeddings" and is_known):
+        if not _may_be(value, _MOST[key], is_counted=key != "max_position_embeddings" and is_known):
             raise InputError(
                 f"config.json of {name} says {part}{key} = {_shown(value)}, which no model has", where=_WHERE, hint=_FROM_WHERE
             )
+    config = language_part(config)
     sizes = [config.get(key) for key in ("hidden_size", "num_attention_heads", "num_key_value_heads")]
     hidden, heads, kv_heads = (size if isinstance(size, int) else 0 for size in sizes)
     if hidden and heads > hidden and not config.get("head_dim"):
@@ -60,14 +61,14 @@ def refuse_kind(name: str, config: Mapping[str, Any] | None) -> None:
 
 def why_no_formula(config: Mapping[str, Any]) -> str:
     """Why no formula counts the model of this config.json, after its name."""
-    kind, text = config.get("model_type"), config.get("text_config")
+    kind = config.get("model_type")
     if not isinstance(kind, str):
         return "has no model_type, so homelab does not know its kind"
-    if architecture.from_config(dict(config)) is not None:
+    if families.from_config(dict(config)) is not None:
         return (
             "has adapters on routed experts or their router by the list in [method] targets, which the formulas of the planner do not count"
         )
-    if has_experts(text if isinstance(text, Mapping) else config):
+    if has_experts(language_part(config)):
         return f"is a mixture of experts ({kind[:40]}), which the formulas of the planner do not know"
     if isinstance(config.get("vision_config"), Mapping) or isinstance(config.get("audio_config"), Mapping) or kind in _SEES:
         return f"has a part for images or sounds ({kind[:40]}), which the formulas of the planner do not know"
@@ -77,7 +78,7 @@ def why_no_formula(config: Mapping[str, Any]) -> str:
 
 
 # Causal language models of transformers in spite of it.
-_SEES = frozenset(("gemma3", "gemma3n", "gemma4", "llama4", "mllama", "qwen3_5", "qwen3_5_moe"))
+_SEES = frozenset(("gemma3", "gemma3n", "gemma4", "llama4", "mllama"))
 _STATES = frozenset(
     (
         "bamba",
@@ -133,8 +134,14 @@ def own_dtype(facts: Mapping[str, Facts]) -> str | None:
 def kind_and_positions(name: str, facts: Mapping[str, Facts], local: Mapping[str, Any] | None) -> tuple[str, int | None]:
     """The model_type ("": not known) and the most tokens that the model reads (None: not known)."""
     config = config_of(name, facts, local) or {}
-    kind, positions = config.get("model_type"), config.get("max_position_embeddings")
+    kind, positions = config.get("model_type"), language_part(config).get("max_position_embeddings")
     return kind if isinstance(kind, str) else "", positions if isinstance(positions, int) else None
+
+
+def language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What config.json says of the language model: all of it, or of a model with other parts its text_config."""
+    text = config.get("text_config")
+    return text if isinstance(text, Mapping) else config
 
 
 def config_of(name: str, facts: Mapping[str, Facts], local: Mapping[str, Any] | None = None) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ from homelab.controller.base.hardware import Card
 from homelab.controller.base.models import ConfigModel
 from homelab.controller.base.units import binary_size
 from homelab.controller.config.recipe import TrainRecipe, parse_recipe
-from homelab.controller.planning.model import architecture
+from homelab.controller.planning.model import families, layers
 from homelab.controller.planning.model.architecture import Architecture
 from homelab.controller.planning.speed import power_limit
 from homelab.controller.planning.speed.roofline import flops_per_token, roofline
@@ -87,8 +87,8 @@ class MeasuredCard(ConfigModel):
         return self.seq_len * self.micro_batch
 
     def architecture(self) -> Architecture | None:
-        """The model's shape; None for a kind that no formula counts."""
-        return architecture.from_config(self.shape.model_dump(exclude_none=True))
+        """The model's shape; None for a kind that no formula counts, or that these keys do not describe."""
+        return None if layers.has_delta(self.shape.model_type) else families.from_config(self.shape.model_dump(exclude_none=True))
 
     def recipe(self) -> TrainRecipe:
         """The recipe of this row, as far as its speed goes. Raises ValueError for settings that no recipe has."""
@@ -150,7 +150,7 @@ def fault(row: MeasuredCard) -> tuple[str, str] | None:
     if card is None:
         return "card", f'homelab has no data sheet of "{row.card}": add it to homelab/controller/base/data_sheets.py first'
     if shape is None:
-        return "shape", f"the formulas do not know a model of this shape; known are {', '.join(sorted(architecture.KINDS))}"
+        return "shape", f"the formulas do not know a model of this shape; known are {', '.join(sorted(families.KINDS))}"
     try:
         recipe = row.recipe()
         flops = flops_per_token(shape, recipe.method, replace(recipe.train, gradient_checkpointing=False))

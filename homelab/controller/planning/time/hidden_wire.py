@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.model.adapters import WITH_EXPERTS, adapted_linears, adapter_matrices, computed_parameters
 from homelab.controller.planning.model.architecture import Architecture
+from homelab.controller.planning.model.layers import Linear
 from homelab.shared.law.wire_bytes import BUCKET_MB
 from homelab.shared.recipe import Method, Train
 
@@ -89,27 +90,36 @@ def head_weights(architecture: Architecture) -> int:
     return architecture.vocabulary * architecture.hidden
 
 
+def _of_block(architecture: Architecture, method: Method, block: Sequence[Linear], adapted: Sequence[Linear]) -> list[int]:
+    """Elements of what is trained in one block, from its end to its beginning."""
+    if method.kind == "full":
+        own = [size for linear in reversed(block) for size in (linear.weights, *([linear.outputs] if linear.bias else []))]
+        own += [size for size, _ in architecture.expert_tensors]
+        others = architecture.query_key_norms if block is architecture.block else architecture.delta.others if architecture.delta else ()
+        return [*own, *[architecture.hidden] * architecture.norms_per_layer, *others]
+    own = [method.rank * size for linear in reversed(adapted) if linear in block for size in (linear.outputs, linear.inputs)]
+    if method.targets == WITH_EXPERTS:  # the last two of them, each with two matrices for all experts of a layer
+        last = [rows * columns for rows, columns, _ in adapter_matrices(architecture, method.rank, method.targets)][-4:]
+        own = [*reversed(last), *own]
+    return own
+
+
 def _gradients(architecture: Architecture, method: Method, train: Train) -> Iterator[tuple[int, float]]:
     """(elements, part of the backward pass after which it is there) of every trained tensor, from the head to the embeddings."""
     head, blocks = backward_flops(architecture, method, train)
     begin, layers = head / (head + blocks), architecture.layers
+    adapted = [] if method.kind == "full" else [linear for linear, _ in adapted_linears(architecture, method.targets)]
     if method.kind == "full":
         if architecture.head_parameters:
             yield architecture.head_parameters, begin
         yield architecture.hidden, begin
-        own = [size for linear in reversed(architecture.block) for size in (linear.weights, *([linear.outputs] if linear.bias else []))]
-        own += [size for size, _ in architecture.expert_tensors]
-        own += [architecture.hidden] * architecture.norms_per_layer + [architecture.head_dim] * (2 if architecture.query_key_norm else 0)
-    else:
-        adapted = [linear for linear, _ in adapted_linears(architecture, method.targets)]
-        own = [
-            method.rank * size for linear in reversed(adapted) if linear in architecture.block for size in (linear.outputs, linear.inputs)
-        ]
-        if method.targets == WITH_EXPERTS:  # the last two of them, each with two matrices for all experts of a layer
-            last = [rows * columns for rows, columns, _ in adapter_matrices(architecture, method.rank, method.targets)][-4:]
-            own = [*reversed(last), *own]
-        yield from ((method.rank * (linear.inputs + linear.outputs), begin) for linear in adapted if linear.name == "lm_head")
-    for block in range(layers):
+    yield from ((method.rank * (linear.inputs + linear.outputs), begin) for linear in adapted if linear.name == "lm_head")
+    attending = _of_block(architecture, method, architecture.block, adapted)
+    kinds = [attending] * architecture.attention_layers
+    if architecture.delta is not None:
+        linears = (*architecture.delta.block(architecture.hidden), *architecture.block[len(architecture.attention) :])
+        kinds += [_of_block(architecture, method, linears, adapted)] * architecture.delta.layers
+    for block, own in enumerate(kinds):
         for number, size in enumerate(own, 1):
             yield size, begin + (1 - begin) * (block + sum(own[:number]) / sum(own)) / layers
     if method.kind == "full":

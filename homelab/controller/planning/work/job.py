@@ -12,7 +12,7 @@ from homelab.controller.planning.inputs import PlanInputs, Throughputs
 from homelab.controller.planning.machines.machines import Machines
 from homelab.controller.planning.memory import attention, division
 from homelab.controller.planning.memory.division import Division
-from homelab.controller.planning.model import adapters, architecture, model_config
+from homelab.controller.planning.model import adapters, families, model_config
 from homelab.controller.planning.model.architecture import Architecture
 from homelab.controller.planning.speed import dataset_size, speed_profiles
 from homelab.controller.planning.speed.dataset_size import DataFile, Rows
@@ -75,7 +75,7 @@ def of(inputs: PlanInputs, machines: Machines, precision: str) -> Job:
     if model_config.on_nodes(machines.facts) is None:  # else transformers has the last word
         model_config.refuse_kind(name, config)
     held = model_config.as_held(inputs.recipe, config)
-    shape = adapters.counted(architecture.from_config(config or {}), held.method.targets)
+    shape = adapters.counted(families.from_config(config or {}), held.method.targets)
     work = _workload(inputs, machines, precision, shape)
     return TrainingJob(held, machines, precision, inputs.throughputs, inputs.resume_step, shape, work, config=config, last_layers=last)
 
@@ -84,7 +84,7 @@ def shape_of(
     name: str, facts: Mapping[str, Facts], local: Mapping[str, Any] | None = None, targets: adapters.Targets = adapters.ALL_LINEAR
 ) -> Architecture | None:
     """The model's shape, by `model_config.config_of`; None where no formula counts it with adapters on `targets`."""
-    return adapters.counted(architecture.from_config(model_config.config_of(name, facts, local) or {}), targets)
+    return adapters.counted(families.from_config(model_config.config_of(name, facts, local) or {}), targets)
 
 
 def _workload(inputs: PlanInputs, machines: Machines, precision: str, shape: Architecture | None) -> Workload:

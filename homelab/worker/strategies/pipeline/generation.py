@@ -14,25 +14,30 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
 from homelab.shared.law.stage import Stage
 
+_STATE = "linear_attention"  # in `layer_types` of a configuration
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class StageCache(DynamicCache):
-    """Keys and values of a stage's own layers. transformers asks layer 0 for the length, which only the first stage has: here the first own layer answers."""
+    """Keys and values, or states, of a stage's own layers. `length`: the tokens so far, which whoever runs the layers counts: transformers asks layer 0
+    for it, which only the first stage has, and a layer with a state knows no length."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
-        self._first = stage.begin
+        kinds = getattr(config.get_text_config(), "layer_types", None) or ()
+        if _STATE in kinds:
+            self.layers = [LinearAttentionLayer() if kind == _STATE else DynamicLayer() for kind in kinds]
+        self.length = 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return int(super().get_seq_length(max(layer_idx, self._first)))
+        return self.length
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        length, offset = super().get_mask_sizes(query_length, max(layer_idx, self._first))
-        return int(length), int(offset)
+        return self.length + query_length, 0
 
 
 @dataclass(frozen=True)
@@ -83,17 +88,17 @@ class Ring:
 @torch.no_grad()
 def serve(model: Any, ring: Ring, device: torch.device) -> None:
     """Compute the own layers of a stage that is not the last, for each token until the answer ends."""
-    cache = StageCache(ring.stage)
+    cache = StageCache(model.config)
     while True:
         entered = ring.take_tokens() if ring.stage.is_first else ring.take_hidden()
         if entered is None:
             break
-        begin = cache.get_seq_length()
-        end = begin + entered.shape[1]
+        begin, end = cache.length, cache.length + entered.shape[1]
         states = model(
             **{"input_ids" if ring.stage.is_first else "inputs_embeds": entered.to(device)}, past_key_values=cache, use_cache=True,
             attention_mask=torch.ones((1, end), dtype=torch.int64, device=device), position_ids=torch.arange(begin, end, device=device).unsqueeze(0),
         ).logits  # fmt: skip
+        cache.length = end
         ring.send_hidden(states)
     if ring.stage.number + 2 < ring.stage.count:  # the last one has ended it
         ring.send_hidden(None)
@@ -109,7 +114,9 @@ def join(model: Any, ring: Ring, device: torch.device) -> None:
         ring.send_tokens(input_ids)
         states = ring.take_hidden()
         assert states is not None, "only the last stage ends an answer"
-        return own_forward(**options | {"inputs_embeds": states.to(device)})
+        answer = own_forward(**options | {"inputs_embeds": states.to(device)})
+        options["past_key_values"].length += input_ids.shape[1]
+        return answer
 
     base.forward = forward
 

@@ -48,6 +48,8 @@ def load(path: str, *, stage: Stage, dtype: torch.dtype, scores: bool = False, *
 
     config = from_pretrained(AutoConfig, path, revision=options.get("revision"))
     whole = _class_of(config)
+    if whole.config_class is type(config.get_text_config()):  # a model that sees has a language part with a class of its own
+        config = config.get_text_config()
     own_config, ties = copy.deepcopy(config), getattr(config, _TIE, False) and not scores
     _say_tied(own_config, ties and stage.is_last)  # else the head that shares its weights is elsewhere
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from homelab.controller.config.recipe import TrainRecipe, parse_recipe
 from homelab.controller.features.new import decisions
 from homelab.controller.features.new.decisions import Base, Rows
-from homelab.controller.planning.model import architecture, known_models
+from homelab.controller.planning.model import families, known_models
 from homelab.shared.law import order
 
 
 def base_of(name: str) -> Base:
     config = known_models.config_of(name)
     assert config is not None
-    return Base(config["model_type"], architecture.from_config(config), config["max_position_embeddings"])
+    return Base(config["model_type"], families.from_config(config), config["max_position_embeddings"])
 
 
 LLAMA, QWEN, SMALL = (base_of(name) for name in ("meta-llama/Llama-2-7b-hf", "Qwen/Qwen3-4B", "HuggingFaceTB/SmolLM2-135M"))

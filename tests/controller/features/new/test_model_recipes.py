@@ -9,7 +9,7 @@ from pages import model_recipes
 
 from homelab.controller.config.load import load_recipe
 from homelab.controller.config.recipe import TrainRecipe
-from homelab.controller.planning.model import architecture
+from homelab.controller.planning.model import families
 from tests.builders import PROJECT_RECIPES
 
 FOLDER = next(path.parent for path in PROJECT_RECIPES if path.parent.name == "models")
@@ -36,7 +36,7 @@ def test_a_recipe_is_what_new_decides_and_has_room_on_its_card(name: str) -> Non
     assert written == model_recipes.text(name), "again: scripts/docs --texts"
     recipe = load_recipe(FOLDER / f"{name}.toml")
     assert isinstance(recipe, TrainRecipe)
-    assert architecture.known(recipe.model.name) is not None, "planned by its config.json"
+    assert families.known(recipe.model.name) is not None, "planned by its config.json"
     size_gb, attempt = next(iter(model_recipes.sizes(recipe.model.name).items()))
     assert f"# It fits a card with {size_gb} GB" in written
     # It is the same training; the precision is that of the machines that train it.

@@ -12,7 +12,7 @@ pytest.importorskip("peft")
 
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.features.preflight import memory_dry_run
-from homelab.controller.planning.model import architecture
+from homelab.controller.planning.model import families
 from homelab.controller.planning.render import plan_table
 from homelab.controller.planning.types import Plan
 from homelab.shared.protocol import memory_items
@@ -30,7 +30,7 @@ def planned(kind: str, tmp_path: Path, *, room_bytes: int, method: dict[str, Any
     recipe = healthy.recipe(method=method)
     evidence = healthy.cpu(recipe)
     config = {**tiny_models.CONFIGS[kind], "model_type": kind}
-    assert architecture.from_config(config) is None
+    assert families.from_config(config) is None
     facts = {
         name: healthy.changed(of, model={**(of.model.model_dump() if of.model else {}), "config": config if is_on_nodes else None})
         for name, of in evidence.facts.items()

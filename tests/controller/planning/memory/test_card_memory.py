@@ -11,7 +11,7 @@ from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.recipe import Recipe
 from homelab.controller.planning.memory import dry_run, rank_memory, recipe_edits, scenario
 from homelab.controller.planning.memory.rank_memory import RankSetup
-from homelab.controller.planning.model.architecture import from_config
+from homelab.controller.planning.model.families import from_config
 from homelab.controller.planning.types import Plan, RankPlan
 from homelab.node.probes import nvidia
 from homelab.shared.protocol import memory_items

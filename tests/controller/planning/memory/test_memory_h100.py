@@ -13,7 +13,7 @@ import pytest
 
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.memory.rank_memory import RankSetup
-from homelab.controller.planning.model.architecture import from_config
+from homelab.controller.planning.model.families import from_config
 from homelab.shared.recipe import Method, Train
 
 RECORDED = json.loads((Path(__file__).parent / "recorded" / "memory_h100.json").read_text(encoding="utf-8"))

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.memory.rank_memory import RankSetup
-from homelab.controller.planning.model.architecture import from_config
+from homelab.controller.planning.model.families import from_config
 from homelab.shared.protocol.memory_items import ACTIVATIONS, CASTED_WEIGHTS, LOGITS, WORKING_SET
 from homelab.shared.recipe import Method, Train
 

@@ -13,7 +13,7 @@ pytest.importorskip("peft")
 from homelab.controller.planning.memory import rank_memory
 from homelab.controller.planning.memory.rank_memory import RankSetup
 from homelab.controller.planning.model.adapters import WITH_EXPERTS
-from homelab.controller.planning.model.architecture import from_config, known
+from homelab.controller.planning.model.families import from_config, known
 from homelab.shared.protocol import memory_items, quantisation
 from homelab.shared.recipe import Method, Train
 from homelab.worker.tools import memory_dry_run

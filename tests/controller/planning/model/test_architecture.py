@@ -10,7 +10,8 @@ import pytest
 
 from homelab.controller.base.errors import InputError
 from homelab.controller.planning.model.adapters import WITH_EXPERTS, adapter_matrices, computed_parameters, counted, lora_parameters
-from homelab.controller.planning.model.architecture import Architecture, from_config, known
+from homelab.controller.planning.model.architecture import Architecture
+from homelab.controller.planning.model.families import from_config, known
 
 
 def shape(name: str) -> Architecture:
@@ -60,6 +61,14 @@ _LATENT: dict[str, Any] = {
     "kv_lora_rank": 24, "q_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20, "num_key_value_heads": 4, "n_routed_experts": 4,
     "n_group": 1, "topk_group": 1, "n_shared_experts": 2, "first_k_dense_replace": 1,
 }  # fmt: skip
+_DELTA: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "head_dim": 16,
+}
+_OTHERS: dict[str, Any] = {"num_experts": 6, "shared_expert_intermediate_size": 40, **_FEW, **_DELTA}
 MIXTURES: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_moe", {"num_experts": 6, "head_dim": 32, **_FEW}),
     ("qwen3_moe", {"num_experts": 6, "attention_bias": True, "mlp_only_layers": [1], **_FEW}),
@@ -74,7 +83,16 @@ MIXTURES: list[tuple[str, dict[str, Any]]] = [
     ("deepseek_v3", {**_FEW, **_LATENT, "q_lora_rank": None, "attention_bias": True, "first_k_dense_replace": 0}),
     ("deepseek_v2", {**_FEW, **_LATENT, "mlp_bias": True}),
     ("deepseek_v2", {**_FEW, **_LATENT, "q_lora_rank": None, "first_k_dense_replace": 2}),
+    ("qwen3_next", {**_OTHERS, "full_attention_interval": 2}),
+    ("qwen3_next", {**_OTHERS, "layer_types": ["full_attention", "linear_attention", "linear_attention"], "mlp_only_layers": [1]}),
+    ("qwen3_5_moe_text", {**_OTHERS, "num_hidden_layers": 8}),
+    ("qwen3_5_moe", {"text_config": {**_OTHERS, "attention_bias": True, "full_attention_interval": 3}}),
 ]
+
+
+def sized(extra: dict[str, Any]) -> dict[str, Any]:
+    """Of a model with a part for images the sizes are those of its text."""
+    return {**extra, "text_config": {**SMALL, **extra["text_config"]}} if "text_config" in extra else {**SMALL, **extra}
 
 
 @pytest.mark.timeout(120)
@@ -96,6 +114,11 @@ MIXTURES: list[tuple[str, dict[str, Any]]] = [
         ("olmo2", {"attention_bias": True, "head_dim": 16}),
         ("olmo3", {}),
         ("granite", {"attention_bias": True, "mlp_bias": True}),
+        ("qwen3_5_text", {**_DELTA, "num_hidden_layers": 5}),
+        ("qwen3_5_text", {**_DELTA, "layer_types": ["full_attention", "linear_attention", "full_attention"], "tie_word_embeddings": True}),
+        ("qwen3_5_text", {"linear_conv_kernel_dim": 3, "num_hidden_layers": 4}),
+        ("qwen3_5", {"text_config": {**_DELTA, "num_hidden_layers": 4, "tie_word_embeddings": True}}),
+        ("qwen3_5", {"text_config": {**_DELTA, "num_hidden_layers": 4}, "tie_word_embeddings": True}),
         *MIXTURES,
     ],
 )
@@ -106,7 +129,7 @@ def test_counts_are_those_of_transformers_and_peft(kind: str, extra: dict[str, A
     peft = pytest.importorskip("peft")
     from homelab.worker.model import adapter_targets
 
-    config = transformers.AutoConfig.for_model(kind, **{**SMALL, **extra})
+    config = transformers.AutoConfig.for_model(kind, **sized(extra))
     architecture = from_config(config.to_dict() if written == "whole" else config.to_diff_dict())
     assert architecture is not None
     with torch.device("meta"):
@@ -114,15 +137,25 @@ def test_counts_are_those_of_transformers_and_peft(kind: str, extra: dict[str, A
     assert architecture.total == sum(parameter.numel() for parameter in model.parameters())
     blocks = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     blocks.pop("lm_head")
+    gates = [blocks.pop(name).weight for name in list(blocks) if name.endswith("shared_expert_gate")]  # they count with the routers
     assert architecture.linear_parameters == sum(module.weight.numel() for module in blocks.values())
     assert {name.rsplit(".", 1)[-1] for name in blocks} == {linear.name for linear, _ in architecture.linears}
     experts = {name: part for name, part in model.named_parameters() if ".experts." in name}
     assert architecture.expert_parameters == sum(part.numel() for part in experts.values() if part.dim() == 3)
     routers = [part for name, part in model.named_parameters() if name.endswith(("mlp.gate.weight", "mlp.router.weight"))]
-    assert architecture.router_parameters == sum(part.numel() for part in routers)
+    assert architecture.router_parameters == sum(part.numel() for part in (*routers, *gates))
+    attending = next(number for number in range(8) if any(f"layers.{number}.self_attn" in name for name, _ in model.named_parameters()))
     assert sorted(architecture.query_key_norms) == sorted(
-        part.numel() for name, part in model.named_parameters() if "layers.0.self_attn" in name and "norm" in name
+        part.numel() for name, part in model.named_parameters() if f"layers.{attending}.self_attn" in name and "norm" in name
     )
+    small = Counter({part.numel(): 0 for part in model.parameters()})
+    small.update(
+        part.numel() for name, part in model.named_parameters() if part.dim() != 2 and not name.endswith(".bias") and "experts" not in name
+    )
+    counted_small = Counter[int]({architecture.hidden: 1 + architecture.norms_per_layer * architecture.layers})
+    for size, count in architecture.small_tensors:
+        counted_small[size] += count
+    assert +counted_small == +small
     some = ("o_proj",) if experts else ("o_proj", "down_proj")
     for targets in ("all-linear", some):
         modules = adapter_targets.all_linear(model) if targets == "all-linear" else list(targets)
@@ -155,7 +188,7 @@ def test_adapters_on_experts_are_those_of_peft(kind: str, extra: dict[str, Any])
     peft = pytest.importorskip("peft")
     from homelab.worker.model import adapter_targets
 
-    config = transformers.AutoConfig.for_model(kind, **{**SMALL, **extra})
+    config = transformers.AutoConfig.for_model(kind, **sized(extra))
     architecture = from_config(config.to_dict())
     assert architecture is not None and architecture.experts is not None
     with torch.device("meta"):

@@ -8,7 +8,7 @@ import pytest
 
 from homelab.controller.planning.advice import excess
 from homelab.controller.planning.model import known_models
-from homelab.controller.planning.model.architecture import from_config, known
+from homelab.controller.planning.model.families import from_config, known
 from tests.controller.checks import healthy
 from tests.controller.planning.test_plan import make
 
@@ -36,6 +36,10 @@ TOTALS = {
     "mistralai/Mixtral-8x7B-v0.1": 46_702_792_704, "mistralai/Mixtral-8x22B-v0.1": 140_620_634_112, "mistralai/Mixtral-8x22B-Instruct-v0.1": 140_630_071_296,
     "allenai/OLMoE-1B-7B-0924": 6_919_161_856, "openai/gpt-oss-20b": 20_914_757_184, "openai/gpt-oss-120b": 116_829_156_672,
     "deepseek-ai/DeepSeek-V2-Lite": 15_706_484_224, "deepseek-ai/DeepSeek-V3": 671_026_404_352,  # the latter without its layer that predicts two tokens
+    # without the part for images and the layer that predicts two tokens, as llama.cpp counts them
+    "Qwen/Qwen3.5-0.8B": 752_393_024, "Qwen/Qwen3.5-2B": 1_881_825_088, "Qwen/Qwen3.5-4B-Base": 4_205_751_296, "Qwen/Qwen3.5-9B": 8_953_803_264,
+    "Qwen/Qwen3.5-27B": 26_895_998_464, "Qwen/Qwen3.5-35B-A3B": 34_660_610_688, "Qwen/Qwen3.5-122B-A10B": 122_111_526_912,
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": 79_674_391_296,
     "01-ai/Yi-1.5-6B-Chat": 6_061_035_520, "01-ai/Yi-1.5-9B": 8_829_407_232, "01-ai/Yi-34B": 34_388_917_248,
 }  # fmt: skip
 
@@ -56,11 +60,11 @@ def test_every_size_is_compared_with_a_published_one() -> None:
     assert {total(name) for name in known_models.names()} == {*TOTALS.values(), 8_170_848_256}
 
 
-# As the model cards say: 3.3, 22, 13, 1.3, 3.6 + 0.6 (head and embeddings), 2.7 and 37 billion.
+# As the model cards say: 3.3, 22, 13, 1.3, 3.6 + 0.6 (head and embeddings), 2.7, 37, 3 (and 0.5 of embeddings) and 10 billion.
 ACTIVE = {
     "Qwen/Qwen3-30B-A3B": 3_353_032_704, "Qwen/Qwen3-235B-A22B": 22_190_763_520, "mistralai/Mixtral-8x7B-v0.1": 12_879_925_248,
     "allenai/OLMoE-1B-7B-0924": 1_282_017_280, "openai/gpt-oss-20b": 4_186_418_496, "deepseek-ai/DeepSeek-V2-Lite": 2_661_150_208,
-    "deepseek-ai/DeepSeek-V3": 37_552_282_624,
+    "deepseek-ai/DeepSeek-V3": 37_552_282_624, "Qwen/Qwen3.5-35B-A3B": 3_454_988_928, "Qwen/Qwen3.5-122B-A10B": 9_771_288_576,
 }  # fmt: skip
 
 

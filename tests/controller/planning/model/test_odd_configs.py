@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from homelab.controller.base.errors import InputError
-from homelab.controller.planning.model import architecture, model_config
+from homelab.controller.planning.model import families, model_config
 from homelab.shared.law import model_kinds, usable
 from tests.controller.checks import healthy
 
@@ -19,7 +19,7 @@ CONFIG: dict[str, Any] = {
 ODD = (None, True, -1, 10**30, float("nan"), "", [], {}, [None], [[1]], {"a": 1}, "x" * 20_000, [0] * 1000)
 READERS = {
     "numbers": lambda config: model_config.refuse_numbers("m", config), "kind": lambda config: model_config.refuse_kind("m", config),
-    "why": model_config.why_no_formula, "shape": architecture.from_config, "law": model_kinds.refusal, "checkpoint": usable.checkpoint_of,
+    "why": model_config.why_no_formula, "shape": families.from_config, "law": model_kinds.refusal, "checkpoint": usable.checkpoint_of,
 }  # fmt: skip
 
 

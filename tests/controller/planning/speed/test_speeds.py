@@ -12,7 +12,8 @@ from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.recipe import Recipe, TrainRecipe
 from homelab.controller.planning.machines.machines import Machines
 from homelab.controller.planning.model.adapters import WITH_EXPERTS
-from homelab.controller.planning.model.architecture import Architecture, from_config, known
+from homelab.controller.planning.model.architecture import Architecture
+from homelab.controller.planning.model.families import from_config, known
 from homelab.controller.planning.speed import roofline, speed_profiles
 from homelab.controller.planning.speed.measured_cards import MeasuredCard
 from homelab.controller.planning.types import Plan

@@ -179,6 +179,43 @@ def test_wide_layers_without_experts_are_refused(changes: dict[str, Any]) -> Non
     assert "is planned for equal layers" in error.message and "have no experts and are wider" in error.message
 
 
+HYBRID = "Qwen/Qwen3.5-27B"
+
+
+def hybrid(cards_gb: list[list[float]], **tables: Any) -> Job:
+    return job_of(cards_gb, model=HYBRID, config=known_models.config_of(HYBRID), **tables)
+
+
+def test_a_model_of_two_kinds_of_layers_is_cut_as_one_of_the_larger_kind() -> None:
+    chosen = registry.choose_strategy(hybrid([[12], [8], [8]])).assignment
+    stages = [rank.stage for rank in chosen.ranks if rank.stage is not None]
+    assert sorted(layer for stage in stages for layer in range(stage.begin, stage.end)) == list(range(64))
+    assert all(rank.memory is not None and rank.memory.fits for rank in chosen.ranks)
+    (said,) = [choice for choice in chosen.choices if choice.subject == "layers that attend"]
+    assert said.value == "16" and "larger" in said.because
+
+
+def test_a_config_with_a_part_for_images_is_planned_by_its_text() -> None:
+    text = dict(known_models.config_of(HYBRID) or {})
+    whole = {"model_type": "qwen3_5", "text_config": text, "vision_config": {"depth": 27}}
+    one, other = (registry.choose_strategy(job_of([[12], [8], [8]], config=config)).assignment for config in (text, whole))
+    assert [(rank.stage, rank.memory) for rank in one.ranks] == [(rank.stage, rank.memory) for rank in other.ranks]
+
+
+def test_adapters_that_some_layers_lack_are_refused() -> None:
+    """Three of four layers have no q_proj: a stage may have none at all."""
+    error = refusal(hybrid([[24], [24]], method={"targets": ["q_proj", "v_proj"]}))
+    assert "q_proj and v_proj are only in some layers" in error.message and "o_proj and out_proj" in error.hint
+    for targets in (["o_proj", "out_proj"], ["down_proj"]):
+        assert registry.choose_strategy(hybrid([[24], [24]], method={"targets": targets})).assignment.ranks[0].stage is not None
+
+
+def test_attention_that_is_larger_than_what_stands_in_its_place_is_refused() -> None:
+    config = {**(known_models.config_of(HYBRID) or {}), "linear_num_value_heads": 16, "num_attention_heads": 48}
+    error = refusal(job_of([[24], [24]], config=config))
+    assert "is planned for equal layers: of the 64 of this model, 16 attend and are larger" in error.message
+
+
 @pytest.mark.parametrize("is_quantised", [True, False])
 def test_quantising_again_is_no_way_out(is_quantised: bool) -> None:
     """Files in MXFP4 are read as 16 bits: neither qlora nor an 8-bit base takes them."""

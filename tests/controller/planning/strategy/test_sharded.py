@@ -10,7 +10,7 @@ import pytest
 from homelab.controller.base.errors import InputError
 from homelab.controller.planning.machines import machines
 from homelab.controller.planning.memory import division, rank_memory
-from homelab.controller.planning.model import architecture
+from homelab.controller.planning.model import families
 from homelab.controller.planning.strategy import registry
 from homelab.controller.planning.strategy.registry import STRATEGIES, Selection
 from homelab.controller.planning.types import StrategyCost
@@ -164,7 +164,7 @@ def memory_of(seen: Any, name: str, available_gb: float) -> Any:
 def test_a_machine_without_room_to_read_the_model_is_named(strategy: str) -> None:
     """Full training makes fp32 weights of it, on the host where the cards get parts alone."""
     recipe, small = healthy.recipe(method={"kind": "full"}, parallel={"strategy": strategy}, train=BF16), NAMES[1]
-    total = architecture.from_config(healthy.LLAMA)
+    total = families.from_config(healthy.LLAMA)
     assert total is not None
     enough_gb = 4 * total.total / 1e9
     assert make(memory_of(with_model(healthy.gpu()), small, 1.1 * enough_gb), recipe).strategy == strategy

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.recipe import Recipe, parse_recipe
 from homelab.controller.planning.memory import attention
-from homelab.controller.planning.model.architecture import known
+from homelab.controller.planning.model.families import known
 from homelab.controller.planning.render import time_table
 from homelab.controller.planning.speed import dataset_size
 from homelab.controller.planning.speed.dataset_size import DataFile, Rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from homelab.controller.planning.model import architecture
+from homelab.controller.planning.model import families
 from homelab.shared.law.stage import Stage
 from homelab.worker.errors import WorkerError
 from homelab.worker.runtime import process_group
@@ -30,6 +31,16 @@ _DEEPSEEK: dict[str, Any] = {
     "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "kv_lora_rank": 16,
     "q_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 4,
 }  # fmt: skip
+_DELTA: dict[str, Any] = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "full_attention_interval": 2,
+}  # fmt: skip
+_SHARED: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+    **_DELTA,
+}
 MORE: dict[str, dict[str, Any]] = {
     "gemma2": {"sliding_window": 8, "query_pre_attn_scalar": 8},
     "gemma3_text": {"sliding_window": 8, "query_pre_attn_scalar": 8, "final_logit_softcapping": 3.0},
@@ -39,6 +50,9 @@ MORE: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
+    "qwen3_next": _SHARED,
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": _SHARED,
 }
 
 Saved = Callable[..., Path]
@@ -73,7 +87,7 @@ def refused(folder: Path, *, layers: int = LAYERS) -> WorkerError:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", architecture._FAMILIES)
+@pytest.mark.parametrize("kind", families._FAMILIES)
 def test_stages_of_every_family_that_is_planned_give_the_logits_of_the_whole(kind: str, saved: Saved) -> None:
     folder = saved(kind, **SMALL | MORE.get(kind, {}))
     tokens = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(3))
@@ -84,6 +98,30 @@ def test_stages_of_every_family_that_is_planned_give_the_logits_of_the_whole(kin
     hidden = first(input_ids=tokens, attention_mask=mask).logits
     hidden = middle(inputs_embeds=hidden, attention_mask=mask).logits
     assert torch.equal(last(inputs_embeds=hidden, attention_mask=mask).logits, whole)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["qwen3_5", "qwen3_5_moe"])
+def test_a_model_that_sees_is_cut_as_its_language_part(kind: str, tmp_path: Path) -> None:
+    """As its maker publishes it: with the weights of the part for images, and other names."""
+    torch.manual_seed(1)
+    sight = {
+        "depth": 1,
+        "hidden_size": 16,
+        "num_heads": 2,
+        "intermediate_size": 16,
+        "out_hidden_size": 32,
+        "patch_size": 4,
+        "num_position_embeddings": 16,
+    }
+    config = transformers.AutoConfig.for_model(kind, text_config=SMALL | MORE[f"{kind}_text"], vision_config=sight)
+    transformers.AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path)
+    names = set(json.loads((tmp_path / "config.json").read_text())) & {"text_config", "vision_config"}
+    assert len(names) == 2 and families.from_config(json.loads((tmp_path / "config.json").read_text())) is not None
+    tokens = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(3))
+    whole = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()(input_ids=tokens).logits
+    first, last = (loaded(tmp_path, stage(number, 2, *layers)) for number, layers in enumerate([(0, 3), (3, 4)]))
+    assert torch.equal(last(inputs_embeds=first(input_ids=tokens).logits).logits, whole)
 
 
 def left_in_16_bits(kind: str) -> tuple[set[str], set[str]]:
@@ -102,7 +140,7 @@ def left_in_16_bits(kind: str) -> tuple[set[str], set[str]]:
     return found[0], found[1]
 
 
-@pytest.mark.parametrize("kind", architecture._FAMILIES)
+@pytest.mark.parametrize("kind", families._FAMILIES)
 def test_a_layer_that_is_read_alone_is_quantised_as_in_the_whole_model(kind: str) -> None:
     """transformers leaves out what a model ends with. A layer alone ends with its last weight, which must be a norm's."""
     whole, alone = left_in_16_bits(kind)

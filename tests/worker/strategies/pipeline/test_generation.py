@@ -45,17 +45,35 @@ def trained(forks: harness.Forks, tmp_path_factory: pytest.TempPathFactory, deep
     """A run whose training is over, by its method: trained so much that the answers differ."""
     root = tmp_path_factory.mktemp("trained")
     found: dict[str, Path] = {}
-    rates = {"full": 1e-4, "lora": 5e-4, "qlora": 5e-4, "full, tied": 1e-4}
+    rates = {"full": 1e-4, "lora": 5e-4, "qlora": 5e-4, "full, tied": 1e-4, "lora, states": 5e-4}
+    others = {"tied": _tied, "states": _states}
 
     def train(kind: str) -> Path:
         if kind not in found:
-            method, _, is_tied = kind.partition(", ")
+            method, _, other = kind.partition(", ")
             recipe: dict[str, Any] = {"method__kind": method, "train__steps": 6, "train__epochs": None, "train__learning_rate": rates[kind]}
-            found[kind] = harness.make_run(root / kind / "run", _tied(deep, root) if is_tied else deep, data, **recipe)
+            found[kind] = harness.make_run(root / kind / "run", others[other](deep, root) if other else deep, data, **recipe)
             forks.train(found[kind], 1, [12], micro_batch=6)
         return found[kind]
 
     return train
+
+
+def _states(deep: Path, root: Path) -> Path:
+    """A model of as many layers, of which every fourth attends and the others keep a state."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(deep)
+    torch.manual_seed(2)
+    config = AutoConfig.for_model(
+        "qwen3_5_text", hidden_size=32, intermediate_size=64, num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+        linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16, vocab_size=len(tokenizer),
+        max_position_embeddings=512, bos_token_id=1, eos_token_id=2, pad_token_id=0, initializer_range=0.3,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(root / "states")
+    tokenizer.save_pretrained(root / "states")
+    return root / "states"
 
 
 def _tied(deep: Path, root: Path) -> Path:
@@ -123,10 +141,16 @@ def asked() -> int:
 
 def skipping() -> int:
     """The same with a second stage that leaves out the last of its layers."""
-    from homelab.shared.law.stage import Stage
+    from homelab.worker.strategies.pipeline import stage_model
 
-    holds = Stage.holds
-    Stage.holds = lambda self, layer: holds(self, layer) and (self.number, layer) != (1, self.end - 1)
+    cut, left_out = stage_model.cut, CUTS["7/3/2, each on its own node"]["stages"][0] + 2
+
+    def less(model: Any, *about: Any) -> None:
+        cut(model, *about)
+        layers = stage_model.decoder_of(model).layers
+        layers[left_out] = stage_model.Elsewhere(layers[left_out])
+
+    stage_model.cut = less
     return asked()
 
 
@@ -144,12 +168,14 @@ def forgetting() -> int:
     """The same with stages that take every token for the first one of the answer."""
     from homelab.worker.strategies.pipeline import generation
 
-    generation.StageCache.get_seq_length = lambda self, layer_idx=0: 0
+    generation.StageCache.length = property(lambda self: 0, lambda self, value: None)
     return asked()
 
 
 @pytest.mark.parametrize(
-    "run", ["lora", *(pytest.param(kind, marks=pytest.mark.thorough) for kind in ("full", "full, tied", "qlora"))], indirect=True
+    "run",
+    ["lora", *(pytest.param(kind, marks=pytest.mark.thorough) for kind in ("full", "full, tied", "qlora", "lora, states"))],
+    indirect=True,
 )
 def test_the_answer_is_that_of_the_whole_model(run: Path, forks: harness.Forks) -> None:
     whole, base = of_the_whole(run), of_the_whole(run, base=True)

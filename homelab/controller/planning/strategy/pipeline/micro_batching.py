@@ -28,17 +28,6 @@ _SAME_MACHINE_BYTES_PER_S = 5e9  # through host memory; assumed
 InFlight = Callable[[int, int], int]  # of (stage, stages)
 
 
-def equal_layers(shape: Architecture) -> Architecture | None:
-    """The model with experts in every layer, which is no less than it needs: where a layer without experts is no wider than what a token takes of them.
-    None where it is wider."""
-    experts = shape.experts
-    if experts is None or not experts.dense_layers:
-        return shape
-    if shape.intermediate > experts.per_token * experts.width + experts.shared_width:
-        return None
-    return dataclasses.replace(shape, experts=dataclasses.replace(experts, dense_layers=0))
-
-
 @dataclass(frozen=True)
 class MicroBatching:
     """A training whose micro-batches have `rows` rows. `streams`: layers without room come from a rank's host."""
@@ -50,7 +39,7 @@ class MicroBatching:
     @cached_property
     def shape(self) -> Architecture:
         """The model, as one of equal layers."""
-        shape = equal_layers(self.job.shape) if self.job.shape is not None else None
+        shape = self.job.shape.equal if self.job.shape is not None else None
         assert shape is not None, "a pipeline needs a model of known shape"
         return shape
 

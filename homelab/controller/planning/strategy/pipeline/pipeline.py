@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from homelab.controller.planning.memory.scenario import NodesWithoutRoom
-from homelab.controller.planning.model import architecture
+from homelab.controller.planning.model import families
+from homelab.controller.planning.model.architecture import Architecture
 from homelab.controller.planning.strategy import ranks, shares
 from homelab.controller.planning.strategy.base import Assignment, Automatic
 from homelab.controller.planning.strategy.divided import Divided, Fault
 from homelab.controller.planning.strategy.pipeline import one_card, pipeline_plan, stage_memory, stage_time, streamed_rank
-from homelab.controller.planning.strategy.pipeline.micro_batching import MicroBatching, equal_layers
+from homelab.controller.planning.strategy.pipeline.micro_batching import MicroBatching
 from homelab.controller.planning.time import network_cost, step_time
 from homelab.controller.planning.time.network_cost import NetworkCost
 from homelab.controller.planning.types import Choice, FewerNodes, Plan, RankPlan, RankTime, TimeEstimate
@@ -46,12 +47,7 @@ class Pipeline(Divided):
             value="whole",
             because="every node saves all of it, so any division and any strategy can continue from it",
         )
-        unlike = Choice(
-            subject="layers without experts",
-            value=str(job.shape.dense_layers if job.shape else 0),
-            because="counted as if they had experts, which is more: their card has more room than it says",
-        )
-        reasons = (*pipeline_plan.choices(stages, planned), *((unlike,) if job.shape and job.shape.dense_layers else ()))
+        reasons = (*pipeline_plan.choices(stages, planned), *(_unlike(job.shape) if job.shape else ()))
         return Assignment(planned, (job.workload.speeds.choice, *reasons, saved))
 
     def fault(self, job: TrainingJob) -> Fault | None:
@@ -118,6 +114,16 @@ class Pipeline(Divided):
         return time_estimate(job, self, ranks) if len(ranks) > 1 else super().seconds(job, ranks)
 
 
+def _unlike(shape: Architecture) -> Iterator[Choice]:
+    """What is counted as more than it is, because the plan has layers of one kind."""
+    room = "which is more: their card has more room than it says"
+    if shape.dense_layers:
+        yield Choice(subject="layers without experts", value=str(shape.dense_layers), because=f"counted as if they had experts, {room}")
+    if shape.delta is not None:
+        because = "counted as the others, which keep a state and are larger: their card has more room than it says"
+        yield Choice(subject="layers that attend", value=str(shape.attention_layers), because=because)
+
+
 def _of_stages(job: TrainingJob) -> Fault | None:
     """What stages would change or cannot do."""
     recipe, shape, count = job.recipe, job.shape, job.machines.world_size
@@ -128,11 +134,11 @@ def _of_stages(job: TrainingJob) -> Fault | None:
         return f"does not train this mixture of experts ({config.get('model_type')}): {reason}", f'{ROUTER_LOSS_OFF}; or strategy = "auto"'
     if shape is None:
         return _without_shape(job)
-    if equal_layers(shape) is None:
-        return (
-            f"is planned for equal layers: of the {shape.layers} of this model, {shape.dense_layers} have no experts and are wider than those that a token takes",
-            'strategy = "auto", or another [model] name',
-        )
+    if shape.equal is None:
+        other = f"{shape.dense_layers} have no experts and are wider than those that a token takes"
+        if shape.delta is not None:
+            other = f"{shape.attention_layers} attend and are larger than the others, or have no experts"
+        return f"is planned for equal layers: of the {shape.layers} of this model, {other}", 'strategy = "auto", or another [model] name'
     if count > shape.layers:
         return (
             f"needs at least one layer for every rank: the model has {shape.layers}, and there are {count} ranks",
@@ -153,14 +159,25 @@ def _of_stages(job: TrainingJob) -> Fault | None:
     some = (
         []
         if recipe.method.kind == "full" or isinstance(recipe.method.targets, str)
-        else [name for name in recipe.method.targets if _NUMBER.search(name)]
+        else [name for name in recipe.method.targets if _NUMBER.search(name)] or _in_some_layers(shape, recipe.method.targets)
     )
     if some:
+        everywhere = "q_proj" if shape.delta is None else "o_proj and out_proj"
         return (
             f"needs something to train on every stage, and {' and '.join(some)} {'is' if len(some) == 1 else 'are'} only in some layers",
-            ('name the modules of every layer in [method] targets (q_proj), or strategy = "ddp"'),
+            (f'name the modules of every layer in [method] targets ({everywhere}), or strategy = "ddp"'),
         )
     return None
+
+
+def _in_some_layers(shape: Architecture, targets: Sequence[str]) -> list[str]:
+    """The targets, where one of the two kinds of layers of a model with a delta rule has none of them."""
+    if shape.delta is None:
+        return []
+    names = {target.rsplit(".", 1)[-1] for target in targets}
+    mlp = shape.block[len(shape.attention) :]
+    kinds = ((*shape.attention, *mlp), (*shape.delta.block(shape.hidden), *mlp))
+    return [] if all(any(linear.name in names for linear in kind) for kind in kinds) else list(targets)
 
 
 def _without_shape(job: TrainingJob) -> Fault:
@@ -171,7 +188,7 @@ def _without_shape(job: TrainingJob) -> Fault:
             "needs the shape of the model, which is not known here",
             "copy the model to the nodes: homelab setup RECIPE; or name another strategy",
         )
-    if architecture.from_config(dict(config)) is not None:
+    if families.from_config(dict(config)) is not None:
         return (
             "needs to know what is trained in each layer, and no formula counts adapters on routed experts or their router",
             'targets = "all-linear" in [method] (attention and shared experts); or strategy = "auto"',

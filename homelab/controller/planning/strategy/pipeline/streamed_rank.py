@@ -106,7 +106,8 @@ def fastest_on(job: TrainingJob, slot: RankSlot) -> StreamedRank | None:
 
 
 def _with_rows(job: TrainingJob, slot: RankSlot, rows: int) -> StreamedRank | None:
-    shape, method, train, available_bytes = job.shape, job.recipe.method, job.recipe.train, slot.memory()[0]
+    method, train, available_bytes = job.recipe.method, job.recipe.train, slot.memory()[0]
+    shape = job.shape.equal if job.shape is not None and job.shape.delta is not None else job.shape
     if shape is None or available_bytes is None or why_not(job) is not None:
         return None
     passes, setup = MicroBatching(job, rows).passes, dataclasses.replace(ranks.setup_of(job, slot, rows), world_size=1)

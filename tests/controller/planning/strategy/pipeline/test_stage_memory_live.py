@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from homelab.controller.planning.memory import rank_memory, streamed_memory
 from homelab.controller.planning.memory.rank_memory import RankSetup
-from homelab.controller.planning.model.architecture import from_config
+from homelab.controller.planning.model.families import from_config
 from homelab.controller.planning.strategy.pipeline import stage_memory
 from homelab.controller.planning.strategy.pipeline.stage_memory import Part
 from homelab.shared.law.stage import Stage
@@ -216,6 +216,7 @@ def held_bytes(case: Case, path: Path, run: Path) -> int:
 
 def planned_items(case: Case) -> dict[str, int]:
     shape = from_config(config(case.vocabulary, case.tied).to_dict())
+    shape = shape.equal if shape is not None else None
     assert shape is not None
     rows = 1 if case.packing else ROWS
     train = Train(

@@ -1,0 +1,108 @@
+"""The shape that a model's config.json describes, by its model_type. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from homelab.controller.planning.model import known_models, layers
+from homelab.controller.planning.model.architecture import Architecture
+from homelab.controller.planning.model.layers import count_of
+from homelab.shared.protocol.quantisation import stored_of
+
+# What model_type says beyond the config's keys, from transformers' modeling files: defaults for keys that a config.json may
+# lack, and what no key tells.
+_FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {},
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"query_key_norm": True, "head_dim": 128},
+    "smollm3": {"tied_embeddings": True},
+    "gemma": {"tied_embeddings": True, "head_dim": 256},
+    "gemma2": {"tied_embeddings": True, "head_dim": 256, "norms_per_layer": 4},
+    "gemma3_text": {"tied_embeddings": True, "head_dim": 256, "norms_per_layer": 4, "query_key_norm": True},
+    "phi3": {"fused_projections": True},
+    "olmo2": {"query_key_norm": True, "norms_all_heads": True},
+    "olmo3": {"query_key_norm": True, "norms_all_heads": True},
+    "granite": {},
+    "qwen3_moe": {"query_key_norm": True},
+    "mixtral": {},
+    "olmoe": {"query_key_norm": True, "norms_all_heads": True},
+    "gpt_oss": {"head_dim": 64, "attention_bias": True, "sinks": True},
+    "deepseek_v2": {},
+    "deepseek_v3": {},
+    "qwen3_next": {"query_key_norm": True, "head_dim": 256, "gated_output": True},
+    "qwen3_5_text": {"query_key_norm": True, "head_dim": 256, "gated_output": True},
+    "qwen3_5_moe_text": {"query_key_norm": True, "head_dim": 256, "gated_output": True, "intermediate_size": 0},
+}
+# With a part for images, but built as the language model alone: what that is stands in text_config.
+_TEXT_OF = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+KINDS = frozenset((*_FAMILIES, *_TEXT_OF))
+_READS_ATTENTION_BIAS = (
+    "llama", "qwen3", "smollm3", "gemma", "gemma2", "gemma3_text", "olmo2", "olmo3", "granite", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3",
+    "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
+)  # fmt: skip
+_READS_MLP_BIAS = ("llama", "smollm3", "granite", "deepseek_v2")
+
+
+def from_config(config: dict[str, Any]) -> Architecture | None:
+    """The shape that a model's config.json describes; None for a kind of model that this file does not know.
+
+    Known are KINDS. An incomplete config is None too:
+    no estimate is better than a wrong one.
+    """
+    kind = config.get("model_type")
+    if isinstance(kind, str) and kind in _TEXT_OF:
+        text = config.get("text_config")
+        if not isinstance(text, Mapping):
+            return None
+        config, kind = {**text, "model_type": _TEXT_OF[kind]}, _TEXT_OF[kind]
+    if not isinstance(kind, str) or kind not in _FAMILIES:
+        return None
+    family = _FAMILIES[kind]
+    shape = [count_of(config.get(key)) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")]
+    shape += [count_of(config.get("vocab_size"))]
+    intermediate = family.get("intermediate_size", count_of(config.get("intermediate_size")))
+    if not all(shape) or not (intermediate or "intermediate_size" in family):
+        return None
+    hidden, depth, heads, vocabulary = shape
+    kv_heads = count_of(config.get("num_key_value_heads")) or heads
+    head_dim = count_of(config.get("head_dim")) or family.get("head_dim") or hidden // heads
+    attention_bias = kind in _READS_ATTENTION_BIAS and bool(config.get("attention_bias", family.get("attention_bias", False)))
+    experts = layers.experts_of(config, depth) if kind in layers.PER_TOKEN else None
+    latent = layers.latent_of(config) if layers.has_latent(kind) else None
+    delta = layers.delta_of(config, depth) if layers.has_delta(kind) else None
+    if (kind in layers.PER_TOKEN and experts is None) or (layers.has_latent(kind) and latent is None):
+        return None
+    if layers.has_delta(kind) and delta is None:
+        return None
+    tied = config.get("tie_word_embeddings")
+    return Architecture(
+        hidden=hidden,
+        layers=depth,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=intermediate,
+        vocabulary=vocabulary,
+        tied_embeddings=bool(family.get("tied_embeddings", False) if tied is None else tied),
+        qkv_bias=attention_bias or family.get("qkv_bias", False),
+        output_bias=attention_bias,
+        mlp_bias=kind in _READS_MLP_BIAS and bool(config.get("mlp_bias", False)),
+        query_key_norm=family.get("query_key_norm", False),
+        norms_per_layer=family.get("norms_per_layer", 2),
+        fused_projections=family.get("fused_projections", False),
+        norms_all_heads=family.get("norms_all_heads", False),
+        scales_logits=kind == "granite" and config.get("logits_scaling", 1) != 1,
+        experts=experts,
+        latent=latent,
+        sinks=family.get("sinks", False),
+        widened=(stored := stored_of(config)) is not None and stored.held is None,
+        delta=delta,
+        gated_output=family.get("gated_output", False),
+    )
+
+
+def known(name: str) -> Architecture | None:
+    """The shape of a model by its hub id alone; None where the name is not known, or no formula counts it."""
+    return from_config(known_models.config_of(name) or {})
