@@ -19,6 +19,8 @@ MODELS = {
     "Qwen2.5-32B": "Qwen/Qwen2.5-32B",
     "Llama-3-70B": "meta-llama/Meta-Llama-3-70B",
     "Qwen3-30B-A3B": "Qwen/Qwen3-30B-A3B",
+    "Qwen3.5-27B": "Qwen/Qwen3.5-27B",
+    "Qwen3.5-35B-A3B": "Qwen/Qwen3.5-35B-A3B",
     "gpt-oss-20b": "openai/gpt-oss-20b",
 }
 # The files of the last one are MXFP4, which no method quantises again.

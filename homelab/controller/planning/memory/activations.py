@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from homelab.controller.planning.memory import delta_activations
-from homelab.controller.planning.memory.expert_activations import Routed
+from homelab.controller.planning.memory.part_activations import Routed, made_by_delta, saved_by_delta
 from homelab.controller.planning.model.adapters import WITH_EXPERTS, adapted_linears
 from homelab.controller.planning.model.architecture import Architecture
 from homelab.controller.planning.model.layers import DeltaRule, Experts, Linear
@@ -117,7 +116,7 @@ def _temporaries_per_token(architecture: Architecture, layer: _Layer, method: Me
         most = (2 if is_adapted else 3) * wide + 2 * hidden
     if layer.delta is None:
         return most
-    return max(most, delta_activations.working(layer.delta, each) + 2 * hidden - 4 * wide)
+    return max(most, made_by_delta(layer.delta, each) + 2 * hidden - 4 * wide)
 
 
 def _saved_by_one_layer_per_token(
@@ -136,7 +135,7 @@ def _saved_by_one_layer_per_token(
     trained = {linear.name: linear for linear in layer.linears if linear.name in adapted}
     total = 4 * architecture.norms_per_layer * architecture.hidden * (2 if full else 1)
     if layer.delta is not None:
-        total += delta_activations.saved(layer.delta, each, full=full)
+        total += saved_by_delta(layer.delta, each, full=full)
     else:
         # In the mixed LoRA case the adapter's copy of the attention output is beside the one that attention itself keeps.
         output_apart = (copies and not full) or "o_proj" not in trained

@@ -226,7 +226,7 @@ def _table() -> dict[str, dict[str, Any]]:
         for most, written in positions.items():
             config = {
                 "model_type": kind,
-                **dict(zip(_SIZES, sizes, strict=True)),
+                **{key: size for key, size in zip(_SIZES, sizes, strict=True) if size},  # 0: the model has no layer without experts
                 "tie_word_embeddings": is_tied,
                 "max_position_embeddings": most,
             }

@@ -1,18 +1,24 @@
-"""What autograd keeps of the routed experts of a layer, and what they need while they compute, in bytes. Pure.
+"""What autograd keeps of the parts of a layer that some models have, and what they need while they compute, in bytes: routed experts, and the gated
+delta rule. Pure.
 
 A token is copied to each of its k experts. Of every copy autograd keeps gate, its activation, up and the expert's output (3 i + h elements; where gate and up
 are clamped 6 i + h), of every token its scores, and of every choice a few numbers. Measured by dry runs of small models (tests/controller/planning/memory/test_mixture_memory.py).
+
+transformers computes the delta rule in chunks of tokens, in fp32 (`torch_chunk_gated_delta_rule` in models/qwen3_5/modeling_qwen3_5.py): queries, keys and
+values several times, five matrices of a chunk's tokens for each head, and the state at the end of each chunk. Fitted on dry runs of small models
+(tests/controller/planning/memory/test_delta_memory.py). The kernels of flash-linear-attention need less, so these are upper bounds where it is installed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from homelab.controller.planning.model.layers import Experts
+from homelab.controller.planning.model.layers import DeltaRule, Experts
 
 # Of every choice: where it stood before it was sorted, twice, where it stands, and the expert's number (int64 each).
 _CHOICE_BYTES = 4 * 8
 _SCORE_BYTES = 4
+_CHUNK = 64  # tokens that the delta rule computes together
 # What attention needs at most, in bytes for each hidden feature: more than experts that are very small.
 _ATTENTION = {2: 11, 4: 7}
 
@@ -51,3 +57,27 @@ class Routed:
             return most
         matrix = each * self.experts.count * wide * hidden
         return max(most, matrix + tokens * (taken * each * wide - 6 * hidden), 2 * matrix - tokens * taken * each * (hidden + wide))
+
+
+def _state(delta: DeltaRule) -> float:
+    """Elements of the state of all heads, for each token of a chunk."""
+    return delta.value_heads * delta.key_dim * delta.value_dim / _CHUNK
+
+
+def saved_by_delta(delta: DeltaRule, each: int, *, full: bool) -> int:
+    """Bytes per token of a delta rule between forward and backward, without the inputs of its linear layers. `each`: bytes of an activation; `full`: all weights are trained.
+
+    The queries and keys of a group are repeated for each of its heads of values. In 16 bits the products take copies in 16 bits.
+    """
+    keys, queries, values, heads = delta.keys, delta.value_heads * delta.key_dim, delta.values, delta.value_heads
+    if each == 4:
+        total = 24 * keys + 44 * queries + 40 * values + (21 * _CHUNK + 30) * heads + 4 * _state(delta)
+    else:
+        total = 8 * keys + 37 * queries + 30 * values + (14 * _CHUNK + 36) * heads + 8 * _state(delta)
+    return round(total) + (2 * values * 2 if full else 0)
+
+
+def made_by_delta(delta: DeltaRule, each: int) -> int:
+    """Bytes per token that its backward pass makes for itself."""
+    queries = delta.value_heads * delta.key_dim
+    return 9 * queries + 2 * delta.values + 8 * _CHUNK * delta.value_heads + (4 * delta.keys if each == 2 else 0)
