@@ -375,6 +375,12 @@ def weights(run: Path, step: int) -> dict[str, Any]:
     return load_file(str(run / "checkpoints" / f"step-{step:08d}" / "trainable.safetensors"))
 
 
+def adapter_settings(run_dir: Path) -> dict[str, Any]:
+    """adapter_config.json of final/, with lists in one order: what another program reads, and puts adapters where it says."""
+    settings = json.loads((run_dir / "final" / "adapter_config.json").read_text())
+    return {key: sorted(value) if isinstance(value, list) else value for key, value in settings.items()}
+
+
 def relative_error(found: dict[str, Any], expected: dict[str, Any]) -> float:
     """Largest |found - expected| / |expected| over the tensors (Euclidean norms)."""
     assert set(found) == set(expected)

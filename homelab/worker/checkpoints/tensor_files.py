@@ -70,6 +70,12 @@ def save(tensors: dict[str, torch.Tensor], path: Path) -> None:
     _write(tensors, path)
 
 
+def names_in(path: Path) -> list[str]:
+    """The names of the weights in a file."""
+    with safe_open(str(path), "pt") as file:
+        return list(file.keys())
+
+
 def fill(own: dict[str, torch.Tensor], path: Path, *, is_part: bool = False) -> None:
     """Put the weights of this file into those of a model of the same recipe. `is_part`: the file may have more, of other ranks. Raises WorkerError when names or shapes differ."""
     with safe_open(str(path), "pt") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import shutil
@@ -16,7 +17,7 @@ from homelab.worker.checkpoints import saving
 from homelab.worker.checkpoints.best_weights import BestWeights
 from homelab.worker.checkpoints.curves import FILE, Curves
 from homelab.worker.checkpoints.model_card import model_card
-from homelab.worker.checkpoints.tensor_files import fill, save
+from homelab.worker.checkpoints.tensor_files import fill, names_in, save
 from homelab.worker.data.row_agreement import LAW
 from homelab.worker.errors import WorkerError, disk_fault
 from homelab.worker.model import adapter_targets, inspection, score_head
@@ -68,12 +69,29 @@ def load_adapter(model: Any, folder: Path) -> Any:
 
     from homelab.worker.model import experts_adapter
 
-    config = PeftConfig.from_pretrained(str(folder))
+    config, file = PeftConfig.from_pretrained(str(folder)), folder / "adapter_model.safetensors"
     config.inference_mode = False
+    adapter_targets.reach(config, names_in(file))
     with adapter_targets.as_written():
         adapted = experts_adapter.put_on(model, config)
-    fill({adapter_name(name): weight for name, weight in trained(adapted).items()}, folder / "adapter_model.safetensors")
+    fill({adapter_name(name): weight for name, weight in trained(adapted).items()}, file)
     return adapted
+
+
+def _name_all_layers(stage: Any, task: Task) -> None:
+    """Let the settings of a stage's adapters name those of the whole model, as one process does: what reads them puts adapters nowhere else."""
+    from transformers import AutoModelForCausalLM
+
+    from homelab.worker.model.build import add_adapters
+
+    config = copy.deepcopy(inspection.base_of(stage).config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with torch.device("meta"):
+        whole = AutoModelForCausalLM.from_config(config)
+    named = add_adapters(whole, task.method, task.train.seed).peft_config["default"]
+    own = stage.peft_config["default"]
+    own.target_modules, own.target_parameters = named.target_modules, named.target_parameters
 
 
 def begin_with(model: Any, task: Task, note: Callable[[str], None], *, is_stage: bool) -> None:
@@ -122,6 +140,8 @@ def write_final(
             model.config.dtype = dtype
             saving.save_whole(model, partial, state_dict={name: tensor.to(dtype) for name, tensor in tensors.items()})
         else:
+            if is_stage:
+                _name_all_layers(model, task)
             model.save_pretrained(partial, state_dict=tensors, save_embedding_layers=False)
             if (
                 is_stage or scores

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -108,6 +108,23 @@ def as_written() -> Iterator[None]:
         yield
     finally:
         conversion.convert_peft_config_for_transformers = original
+
+
+def reach(config: Any, names: Collection[str]) -> None:
+    """Let the settings of saved adapters reach every weight of their file (`names`). In versions before 0.3 those of a pipeline named the layers of one
+    stage alone, where it had few."""
+    modules = (name.partition(".lora_")[0] for name in names if ".lora_" in name)
+    places = dict.fromkeys(module.removeprefix("base_model.model.").replace(".base_layer", "") for module in modules)
+    if config.target_parameters:
+        own = {name.rpartition(".")[::2] for name in config.target_parameters}
+        matrices, kinds = sorted({matrix for _, matrix in own}, reverse=True), {inspection.pattern(place) for place, _ in own}
+        of_experts = [place for place in places if inspection.pattern(place) in kinds]
+        config.target_parameters = [f"{place}.{matrix}" for place in of_experts for matrix in matrices]
+        places = {place: None for place in places if place not in of_experts}
+    if not isinstance(config.target_modules, str):
+        ends = tuple(f".{target}" for target in config.target_modules)
+        if any(place not in config.target_modules and not place.endswith(ends) for place in places):
+            config.target_modules = set(places)
 
 
 def is_moved_by_peft(adapted: Any) -> bool:

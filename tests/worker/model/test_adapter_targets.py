@@ -13,7 +13,7 @@ pytest.importorskip("peft")
 
 from homelab.shared.recipe import Method
 from homelab.worker.errors import WorkerError
-from homelab.worker.model import adapter_targets, inspection
+from homelab.worker.model import adapter_targets, experts_adapter, inspection
 from homelab.worker.model.build import add_adapters
 
 _PLAIN: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -132,3 +132,28 @@ def test_targets_that_match_nothing_name_what_the_model_has(kind: str) -> None:
     assert "targets" in refused.value.where
     assert "base_layer" not in refused.value.hint and "lora" not in refused.value.hint, "the names are those of the plain model"
     assert all(name in refused.value.hint for name in {part.rsplit(".", 1)[-1] for part in FAMILIES[kind][1]})
+
+
+def saved_names(model: Any) -> list[str]:
+    return [name.replace(".default", "") for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_next", "deepseek_v3", "qwen3_moe"])
+@pytest.mark.parametrize("targets", ["all-linear", "all-linear+experts"])
+def test_settings_of_one_layer_reach_what_was_saved_of_all(kind: str, targets: str) -> None:
+    """As a pipeline left them: with the names of the layers of one stage."""
+    if targets != "all-linear" and kind == "llama":
+        targets = ["q_proj", "v_proj"]
+    adapted = add_adapters(built(kind, "meta"), method(targets), seed=1)
+    settings, names = adapted.peft_config["default"], saved_names(adapted)
+    before = set(settings.target_modules), list(settings.target_parameters or ())
+    adapter_targets.reach(settings, names)
+    assert (set(settings.target_modules), list(settings.target_parameters or ())) == before, "they reach everything"
+
+    linear = (name.removesuffix(".lora_A.weight").removeprefix("base_model.model.") for name in names if name.endswith(".lora_A.weight"))
+    settings.target_modules = {name for name in linear if ".layers.0." in name and ".experts" not in name}
+    settings.target_parameters = [name for name in settings.target_parameters or () if ".layers.1." in name] or None
+    adapter_targets.reach(settings, names)
+    with adapter_targets.as_written():
+        again = experts_adapter.put_on(built(kind, "meta"), settings)
+    assert saved_names(again) == names

@@ -206,3 +206,32 @@ def test_a_real_llama_cpp_answers_as_the_model_does(tmp_path: Path, data: Path) 
     assert sizes["q4_k_m"] < 0.5 * sizes["bf16"]
     text = (run_dir / "gguf-q4_k_m/Modelfile").read_text()
     assert "{{ else }}<|im_start|>system\n" in text and 'PARAMETER stop "<|im_end|>"' in text
+
+
+TELLS = """
+import sys
+name = sys.argv[sys.argv.index('--outfile') + 1]
+if {refuses} and '--no-mtp' in sys.argv:
+    sys.exit("ERROR:hf-to-gguf:--mtp / --no-nextn are not supported for FooForCausalLM")
+open(name, 'wb').write(' '.join(sys.argv[1:]).encode())
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("config", "refuses", "is_told"),
+    [
+        ({"model_type": "llama"}, False, False),
+        ({"model_type": "qwen3_next"}, False, True),
+        ({"model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1}, False, True),
+        ({"model_type": "glm4_moe", "num_nextn_predict_layers": 1}, False, True),
+        ({"model_type": "deepseek_v3", "num_nextn_predict_layers": 1}, True, False),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_layers_that_transformers_leaves_out_are_not_counted(config: dict[str, Any], refuses: bool, is_told: bool, tmp_path: Path) -> None:
+    """The converter takes the layers that predict further tokens from config.json, and fails, or makes a file that nothing loads."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "convert_hf_to_gguf.py").write_text(TELLS.format(refuses=refuses))
+    gguf._convert(tmp_path, tmp_path, tmp_path / "made", "bf16", 1)
+    assert ("--no-mtp" in (tmp_path / "made").read_text()) is is_told

@@ -26,6 +26,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qlora on experts, zero2": ({**IN_4_BITS, **ON_EXPERTS}, {"micro_batch": [3, 2, 1], "strategy": "zero2"}),
     "qlora on experts, zero3": ({**IN_4_BITS, **ON_EXPERTS}, {"micro_batch": [3, 2, 1], "strategy": "zero3"}),
     "lora on experts, zero3": ({**IN_16, **ON_EXPERTS}, {"micro_batch": [3, 2, 1], "strategy": "zero3"}),
+    "qlora on experts, two stages": ({**IN_4_BITS, **ON_EXPERTS}, {"micro_batch": 2, "stages": [1, 1]}),
+    "lora on experts, two stages": ({**IN_16, **ON_EXPERTS}, {"micro_batch": 2, "stages": [1, 1]}),
 }
 QUICK = ("qlora on experts, ddp",)
 
@@ -82,11 +84,13 @@ def test_shares_of_3_2_1_are_one_process(name: str, forks: harness.Forks, tmp_pa
     said = forks.train(one, 1, [12], micro_batch=5)
     assert "stay in" not in said
     run = harness.make_run(tmp_path / "run", mixture, data, **recipe)
-    forks.train(run, 1, [6, 4, 2], **plan)
-    assert_the_same(run, one, {1: (1, 3)}, SHORT)
-    assert_every_sample_once_per_epoch(run, 3, SHORT)
+    shares = [12, 0] if "stages" in plan else [6, 4, 2]
+    forks.train(run, 1, shares, **plan)
+    assert_the_same(run, one, {1: (1, len(shares))}, SHORT)
+    assert_every_sample_once_per_epoch(run, len(shares), SHORT)
     names = set(harness.weights(run, SHORT))
     assert any(".experts." in name for name in names) == ("on experts" in name)
+    assert harness.adapter_settings(run) == harness.adapter_settings(one)
     for folder in (one, run):
         shutil.rmtree(folder / "checkpoints")
 

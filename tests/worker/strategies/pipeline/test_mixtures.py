@@ -121,6 +121,10 @@ def test_three_stages_train_as_one_process(
     forks.train(run, 1, [12, 0, 0], stages=STAGES, micro_batch=MICRO_BATCH, timeout_s=150)
     assert_the_same(run, alone(family, kind, steps), {1: (1, 3)}, steps, CLIPPED_AT, worse=rounds(family, kind))
     assert_every_sample_once_per_epoch(run, 3, steps)
+    if kind != "full":
+        assert harness.adapter_settings(run) == harness.adapter_settings(alone(family, kind, steps)), (
+            "of all layers, and not of the head's stage"
+        )
     shutil.rmtree(run / "checkpoints")
 
 
