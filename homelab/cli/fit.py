@@ -59,7 +59,7 @@ def _scenario(recipe: TrainRecipe, inputs: PlanInputs, make: Callable[[PlanInput
     from homelab.controller.planning.work.job import shape_of
 
     try:
-        shape = shape_of(recipe.model.name, inputs.facts, inputs.config, recipe.method.targets)
+        shape = shape_of(recipe.model.name, inputs.facts, inputs.config, recipe.method)
         memory = scenario.of_plan(make(inputs), shape, inputs.facts) if shape else None
     except scenario.DoesNotFit as error:
         memory = error.scenario

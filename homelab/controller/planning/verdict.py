@@ -63,7 +63,7 @@ def of(
     if isinstance(recipe, TrainRecipe) and plan.ranks and all(rank.memory is None for rank in plan.ranks):
         facts, local = (inputs.facts, inputs.config) if inputs is not None else ({}, None)
         # A strategy may reckon no memory, though the model is known.
-        if shape_of(recipe.model.name, facts, local, recipe.method.targets) is None:
+        if shape_of(recipe.model.name, facts, local, recipe.method) is None:
             near = known_models.near(recipe.model.name, others)
             return _not_judged(recipe.model, model_config.config_of(recipe.model.name, facts, local), near, offline)
     return Verdict(True, "", "", "launch")
@@ -119,7 +119,7 @@ def lack_of_memory(plan: Plan, recipe: Recipe | None = None, inputs: PlanInputs 
 def _edit_that_fits(plan: Plan, recipe: TrainRecipe, inputs: PlanInputs) -> str | None:
     """The smallest edit after which every rank has room; None where nobody knows one."""
     config = model_config.config_of(recipe.model.name, inputs.facts, inputs.config)
-    shape = shape_of(recipe.model.name, inputs.facts, inputs.config, recipe.method.targets)
+    shape = shape_of(recipe.model.name, inputs.facts, inputs.config, recipe.method)
     if shape is None or registry.of_plan(plan).ways_to_room(plan):
         return None
     held = model_config.as_held(recipe, config)

@@ -115,16 +115,16 @@ def reach(config: Any, names: Collection[str]) -> None:
     stage alone, where it had few."""
     modules = (name.partition(".lora_")[0] for name in names if ".lora_" in name)
     places = dict.fromkeys(module.removeprefix("base_model.model.").replace(".base_layer", "") for module in modules)
-    if config.target_parameters:
+    if any(inspection.pattern(name) != name for name in config.target_parameters or ()):
         own = {name.rpartition(".")[::2] for name in config.target_parameters}
         matrices, kinds = sorted({matrix for _, matrix in own}, reverse=True), {inspection.pattern(place) for place, _ in own}
         of_experts = [place for place in places if inspection.pattern(place) in kinds]
         config.target_parameters = [f"{place}.{matrix}" for place in of_experts for matrix in matrices]
         places = {place: None for place in places if place not in of_experts}
-    if not isinstance(config.target_modules, str):
-        ends = tuple(f".{target}" for target in config.target_modules)
-        if any(place not in config.target_modules and not place.endswith(ends) for place in places):
-            config.target_modules = set(places)
+    targets = config.target_modules
+    # Names without the number of a layer are those of all; PEFT reads some of them as routed experts.
+    if not isinstance(targets, str) and any(inspection.pattern(target) != target for target in targets) and not set(places) <= set(targets):
+        config.target_modules = {place for place in places if not _ROUTED.match(place.rpartition(".")[2])}
 
 
 def is_moved_by_peft(adapted: Any) -> bool:

@@ -35,7 +35,7 @@ def of_recipe(recipe: Recipe | None, facts: Facts) -> TrainingSize | None:
     """From the model's config on the node, or the table of known models; None when the shape is not known."""
     if not isinstance(recipe, TrainRecipe):
         return None
-    shape = shape_of(recipe.model.name, {"": facts}, targets=recipe.method.targets)
+    shape = shape_of(recipe.model.name, {"": facts}, method=recipe.method)
     if shape is None:
         return None
     try:

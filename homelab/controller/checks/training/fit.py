@@ -76,7 +76,7 @@ def _fix(evidence: Evidence, plan: Plan, rank: RankPlan) -> str:
     others = list(dict.fromkeys(other.node for other in plan.ranks if _fits(other) and other.node != rank.node))
     without = f"leave {rank.node} out: --nodes {','.join(others)}" if others else "take a smaller model"
     assert isinstance(evidence.recipe, TrainRecipe)
-    shape = shape_of(evidence.recipe.model.name, evidence.facts, targets=evidence.recipe.method.targets)
+    shape = shape_of(evidence.recipe.model.name, evidence.facts, method=evidence.recipe.method)
     memory = scenario.of_plan(plan, shape, evidence.facts) if shape is not None else None
     edits = recipe_edits.fixes(evidence.recipe, memory) if memory is not None else ()
     if edits:

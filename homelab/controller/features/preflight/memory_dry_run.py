@@ -31,7 +31,7 @@ def improve(
     """
     if not isinstance(recipe, TrainRecipe):
         return plan
-    shape = shape_of(recipe.model.name, facts, config, recipe.method.targets)
+    shape = shape_of(recipe.model.name, facts, config, recipe.method)
     node = dry_run.able(facts, recipe, is_told=config is not None)
     situations = dry_run.situations(plan, recipe)
     if node is None or not situations:

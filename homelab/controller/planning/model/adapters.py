@@ -11,6 +11,7 @@ from typing import Literal
 from homelab.controller.base.errors import InputError, did_you_mean
 from homelab.controller.planning.model.architecture import Architecture
 from homelab.controller.planning.model.layers import Linear
+from homelab.shared.recipe import Method
 
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
 WITH_EXPERTS = "all-linear+experts"
@@ -19,11 +20,14 @@ Targets = Literal["all-linear", "all-linear+experts"] | Sequence[str]
 _OF_EXPERTS = frozenset(("w1", "w2", "w3", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "experts", "gate", "router"))
 
 
-def counted(architecture: Architecture | None, targets: Targets) -> Architecture | None:
-    """The shape, or None where a list of targets names routed experts or the router of a mixture: no formula counts such a training."""
-    if architecture is None or architecture.experts is None or isinstance(targets, str):
+def counted(architecture: Architecture | None, method: Method) -> Architecture | None:
+    """The shape, or None where no formula counts such a training: a list of targets that names routed experts or the router of a mixture, and all weights of a
+    model that sees."""
+    if architecture is None or (method.kind == "full" and architecture.outside):
+        return None
+    if architecture.experts is None or isinstance(method.targets, str):
         return architecture
-    return None if any(target.rsplit(".", 1)[-1] in _OF_EXPERTS for target in targets) else architecture
+    return None if any(target.rsplit(".", 1)[-1] in _OF_EXPERTS for target in method.targets) else architecture
 
 
 def adapted_linears(architecture: Architecture, targets: Targets) -> tuple[tuple[Linear, int], ...]:

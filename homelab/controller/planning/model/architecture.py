@@ -22,7 +22,8 @@ class Architecture:
     mixture, in every layer but its dense ones; `intermediate` is then the width of these. `latent`: how it attends in place of `kv_heads` and `head_dim`.
     `sinks`: every head has a number that it attends to, and attention has no kernel but the plain one. `widened`: its files are quantised already and
     read as 16 bits, so no method quantises it again. `delta`: what some layers have in place of attention. `gated_output`: what attention gives is
-    multiplied by a gate as wide, which q_proj makes, too; norms then compute in fp32 to their end.
+    multiplied by a gate as wide, which q_proj makes, too; norms then compute in fp32 to their end. `outside`: the weights of
+    parts for images, which a stage does not load.
     """
 
     hidden: int
@@ -47,6 +48,7 @@ class Architecture:
     widened: bool = False
     delta: DeltaRule | None = None
     gated_output: bool = False
+    outside: int = 0
 
     @property
     def query_width(self) -> int:
@@ -249,4 +251,4 @@ class Architecture:
     def total(self) -> int:
         """All parameters; tied ones count once, as in `sum(p.numel() for p in model.parameters())`."""
         blocks = self.block_parameters + self.router_parameters + self.bias_parameters
-        return blocks + self.embedding_parameters + self.head_parameters + self.norm_parameters
+        return blocks + self.embedding_parameters + self.head_parameters + self.norm_parameters + self.outside

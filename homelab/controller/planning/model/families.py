@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from homelab.controller.planning.model import known_models, layers
@@ -10,6 +11,8 @@ from homelab.controller.planning.model.architecture import Architecture
 from homelab.controller.planning.model.layers import count_of
 from homelab.shared.protocol.quantisation import stored_of
 
+# Of a text_config, which leaves out what is transformers' default.
+_GEMMA3 = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208}
 # What model_type says beyond the config's keys, from transformers' modeling files: defaults for keys that a config.json may
 # lack, and what no key tells.
 _FAMILIES: dict[str, dict[str, Any]] = {
@@ -20,7 +23,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {"tied_embeddings": True},
     "gemma": {"tied_embeddings": True, "head_dim": 256},
     "gemma2": {"tied_embeddings": True, "head_dim": 256, "norms_per_layer": 4},
-    "gemma3_text": {"tied_embeddings": True, "head_dim": 256, "norms_per_layer": 4, "query_key_norm": True},
+    "gemma3_text": {"tied_embeddings": True, "head_dim": 256, "norms_per_layer": 4, "query_key_norm": True, "else": _GEMMA3},
     "phi3": {"fused_projections": True},
     "olmo2": {"query_key_norm": True, "norms_all_heads": True},
     "olmo3": {"query_key_norm": True, "norms_all_heads": True},
@@ -35,8 +38,9 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"query_key_norm": True, "head_dim": 256, "gated_output": True},
     "qwen3_5_moe_text": {"query_key_norm": True, "head_dim": 256, "gated_output": True, "intermediate_size": 0},
 }
-# With a part for images, but built as the language model alone: what that is stands in text_config.
-_TEXT_OF = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+# With a part for images: what the language model is stands in text_config. transformers builds it alone for a causal language model, or (SEEING) with that part.
+_TEXT_OF = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "gemma3": "gemma3_text"}
+SEEING = frozenset(("gemma3",))
 KINDS = frozenset((*_FAMILIES, *_TEXT_OF))
 _READS_ATTENTION_BIAS = (
     "llama", "qwen3", "smollm3", "gemma", "gemma2", "gemma3_text", "olmo2", "olmo3", "granite", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v2", "deepseek_v3",
@@ -52,14 +56,24 @@ def from_config(config: dict[str, Any]) -> Architecture | None:
     no estimate is better than a wrong one.
     """
     kind = config.get("model_type")
-    if isinstance(kind, str) and kind in _TEXT_OF:
-        text = config.get("text_config")
-        if not isinstance(text, Mapping):
-            return None
-        config, kind = {**text, "model_type": _TEXT_OF[kind]}, _TEXT_OF[kind]
-    if not isinstance(kind, str) or kind not in _FAMILIES:
+    if not isinstance(kind, str) or kind not in _TEXT_OF:
+        return _of_text(config) if isinstance(kind, str) and kind in _FAMILIES else None
+    text, vision = config.get("text_config"), config.get("vision_config")
+    if not isinstance(text, Mapping):
         return None
+    stored = {"quantization_config": config["quantization_config"]} if "quantization_config" in config else {}
+    shape = _of_text({**text, "model_type": _TEXT_OF[kind], **stored})
+    if shape is None or kind not in SEEING:
+        return shape
+    outside = layers.sight_of(vision, shape.hidden) if isinstance(vision, Mapping) else None
+    return replace(shape, outside=outside) if outside is not None else None
+
+
+def _of_text(config: dict[str, Any]) -> Architecture | None:
+    """The same of the config of a language model, whose kind is one of _FAMILIES."""
+    kind = config["model_type"]
     family = _FAMILIES[kind]
+    config = {**family.get("else", {}), **config}
     shape = [count_of(config.get(key)) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")]
     shape += [count_of(config.get("vocab_size"))]
     intermediate = family.get("intermediate_size", count_of(config.get("intermediate_size")))

@@ -142,11 +142,25 @@ _MIXTURES: tuple[tuple[_Dense, dict[str, Any]], ...] = (
     }),
 )  # fmt: skip
 
+# Models that see, and are trained with that part beside them: the sizes of their text.
+_SIGHT: dict[str, Any] = {
+    "hidden_size": 1152,
+    "image_size": 896,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "patch_size": 14,
+    "vision_use_head": False,
+}
+_SEEING: tuple[_Dense, ...] = (
+    ("gemma3", (2560, 34, 8, 4, 256, 10240, 262_208), True, {131_072: ("google/gemma-3-4b-{it,pt}",)}),
+    ("gemma3", (3840, 48, 16, 8, 256, 15360, 262_208), True, {131_072: ("google/gemma-3-12b-{it,pt}",)}),
+    ("gemma3", (5376, 62, 32, 16, 128, 21504, 262_208), True, {131_072: ("google/gemma-3-27b-{it,pt}",)}),
+)  # fmt: skip
+
 # What config.json says beyond that of the kind.
 _MORE = {"granite": {"logits_scaling": 8.0}}
 # Models that no formula of the planner counts: what their config.json says of their kind.
 _OTHER: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
-    ({"model_type": "gemma3"}, ("google/gemma-3-{4b,12b,27b}-{it,pt}",)),
     ({"model_type": "mllama"}, ("meta-llama/Llama-3.2-{11B,90B}-Vision{,-Instruct}",)),
     ({"model_type": "qwen2_vl"}, ("Qwen/Qwen2-VL-{2B,7B,72B}-Instruct",)),
     ({"model_type": "qwen2_5_vl"}, ("Qwen/Qwen2.5-VL-{3B,7B,32B,72B}-Instruct",)),
@@ -215,6 +229,7 @@ def _counted() -> Iterator[tuple[_Dense, dict[str, Any]]]:
     """Every shape that formulas count, with what its config.json says beyond the sizes."""
     yield from ((shape, _MORE.get(shape[0], {})) for shape in _DENSE)
     yield from ((shape, {"linear_num_value_heads": heads}) for shape, heads in _HYBRID)
+    yield from ((shape, {}) for shape in _SEEING)
     yield from _MIXTURES
 
 
@@ -230,6 +245,8 @@ def _table() -> dict[str, dict[str, Any]]:
                 "tie_word_embeddings": is_tied,
                 "max_position_embeddings": most,
             }
+            if kind == "gemma3":
+                config = {"model_type": kind, "text_config": config | {"model_type": "gemma3_text"}, "vision_config": _SIGHT}
             table |= {name.lower(): config | more for each in written for name in _spelt(each)}
     return table | {name.lower(): config for config, written in _OTHER for each in written for name in _spelt(each)}
 

@@ -199,6 +199,19 @@ def has_delta(kind: str) -> bool:
     return kind in _DELTA
 
 
+def sight_of(vision: Mapping[str, Any], hidden: int) -> int | None:
+    """The weights of Gemma 3's part for images and of what joins it to a language model of `hidden` features, by its vision_config; None where that is incomplete.
+    Sources: transformers (models/siglip, gemma3)."""
+    keys = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "image_size": 224, "patch_size": 16, "num_channels": 3}
+    width, wide, depth, image, patch, channels = (count_of(vision.get(key, default)) for key, default in keys.items())
+    if not all((width, wide, depth, image, patch, channels)):
+        return None
+    matrices = 4 * width * (width + 1) + 2 * width * wide + wide + width
+    ends = channels * patch * patch * width + width + (image // patch) ** 2 * width + 2 * width
+    head = width + matrices + 2 * width if vision.get("vision_use_head", True) else 0
+    return depth * (matrices + 4 * width) + ends + head + width * hidden + width
+
+
 def _dense_layers(config: Mapping[str, Any], layers: int) -> int | None:
     """How many layers have a plain MLP; None where config.json does not say it in whole numbers."""
     kind = config.get("model_type")

@@ -64,7 +64,9 @@ def why_no_formula(config: Mapping[str, Any]) -> str:
     kind = config.get("model_type")
     if not isinstance(kind, str):
         return "has no model_type, so homelab does not know its kind"
-    if families.from_config(dict(config)) is not None:
+    if (shape := families.from_config(dict(config))) is not None and shape.outside:
+        return f"has a part for images ({kind[:40]}), which the formulas of the planner do not count where all weights are trained"
+    if shape is not None:
         return (
             "has adapters on routed experts or their router by the list in [method] targets, which the formulas of the planner do not count"
         )
@@ -78,7 +80,7 @@ def why_no_formula(config: Mapping[str, Any]) -> str:
 
 
 # Causal language models of transformers in spite of it.
-_SEES = frozenset(("gemma3", "gemma3n", "gemma4", "llama4", "mllama"))
+_SEES = frozenset(("gemma3n", "gemma4", "llama4", "mllama"))
 _STATES = frozenset(
     (
         "bamba",

@@ -18,6 +18,9 @@ from homelab.controller.planning.speed import dataset_size, speed_profiles
 from homelab.controller.planning.speed.dataset_size import DataFile, Rows
 from homelab.controller.planning.work import speed_estimate
 from homelab.controller.planning.work.speed_estimate import Guessing, SpeedEstimate
+from homelab.shared.recipe import Method
+
+_ADAPTERS = Method(kind="lora")  # where no recipe says how a model is trained
 
 
 @dataclass(frozen=True)
@@ -75,16 +78,16 @@ def of(inputs: PlanInputs, machines: Machines, precision: str) -> Job:
     if model_config.on_nodes(machines.facts) is None:  # else transformers has the last word
         model_config.refuse_kind(name, config)
     held = model_config.as_held(inputs.recipe, config)
-    shape = adapters.counted(families.from_config(config or {}), held.method.targets)
+    shape = adapters.counted(families.from_config(config or {}), held.method)
     work = _workload(inputs, machines, precision, shape)
     return TrainingJob(held, machines, precision, inputs.throughputs, inputs.resume_step, shape, work, config=config, last_layers=last)
 
 
 def shape_of(
-    name: str, facts: Mapping[str, Facts], local: Mapping[str, Any] | None = None, targets: adapters.Targets = adapters.ALL_LINEAR
+    name: str, facts: Mapping[str, Facts], local: Mapping[str, Any] | None = None, method: Method = _ADAPTERS
 ) -> Architecture | None:
-    """The model's shape, by `model_config.config_of`; None where no formula counts it with adapters on `targets`."""
-    return adapters.counted(families.from_config(model_config.config_of(name, facts, local) or {}), targets)
+    """The model's shape, by `model_config.config_of`; None where no formula counts it with this method."""
+    return adapters.counted(families.from_config(model_config.config_of(name, facts, local) or {}), method)
 
 
 def _workload(inputs: PlanInputs, machines: Machines, precision: str, shape: Architecture | None) -> Workload:

@@ -14,7 +14,7 @@ import torch
 
 from homelab.shared.law.stage import ROUTER_LOSS_OFF, Stage, why_not_in_stages
 from homelab.worker.errors import WorkerError
-from homelab.worker.model import base_kind
+from homelab.worker.model import base_kind, inspection
 from homelab.worker.model.layer_major import StandIn
 
 _WHERE = "[model] name in the recipe"
@@ -61,7 +61,7 @@ def load(path: str, *, stage: Stage, dtype: torch.dtype, scores: bool = False, *
 
     def forward(self: Any, labels: None = None, logits_to_keep: int = 0, **inputs: Any) -> Any:
         """Hidden states as `logits`, with nothing that the class does to its logits (Gemma 2 caps them)."""
-        return CausalLMOutputWithPast(logits=self.base_model(**inputs).last_hidden_state)
+        return CausalLMOutputWithPast(logits=decoder_of(self)(**inputs).last_hidden_state)
 
     not_own = {"_keys_to_ignore_on_load_unexpected": [".*"]}  # the files have the weights of all stages
     own = type(
@@ -78,6 +78,9 @@ def load(path: str, *, stage: Stage, dtype: torch.dtype, scores: bool = False, *
 
 def cut(model: Any, stage: Stage, dtype: torch.dtype) -> None:
     """Replace every part of a causal LM that other stages hold. Raises WorkerError where a part is not where models of transformers have it."""
+    for name in inspection.outside_language(model):  # what sees or hears: no text goes through it
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, Elsewhere(model.get_submodule(name)))
     decoder = decoder_of(model)
     if len(decoder.layers) != stage.layers:
         raise WorkerError(
@@ -115,8 +118,8 @@ def _say_tied(config: Any, value: bool) -> None:
 
 def decoder_of(model: Any) -> Any:
     """The part of a causal LM (with adapters or not) that has the layers. Raises WorkerError for a model whose layers are not where they are looked for."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    decoder = base.base_model
+    base = inspection.base_of(model)
+    decoder = base.get_decoder()
     parts = ("layers", "embed_tokens", "norm")
     missing = [name for name in parts if not isinstance(getattr(decoder, name, None), torch.nn.Module)]
     if missing or not isinstance(getattr(base, "lm_head", None), torch.nn.Module):

@@ -12,6 +12,7 @@ from homelab.controller.base.errors import InputError
 from homelab.controller.planning.model.adapters import WITH_EXPERTS, adapter_matrices, computed_parameters, counted, lora_parameters
 from homelab.controller.planning.model.architecture import Architecture
 from homelab.controller.planning.model.families import from_config, known
+from homelab.shared.recipe import Method
 
 
 def shape(name: str) -> Architecture:
@@ -69,6 +70,14 @@ _DELTA: dict[str, Any] = {
     "head_dim": 16,
 }
 _OTHERS: dict[str, Any] = {"num_experts": 6, "shared_expert_intermediate_size": 40, **_FEW, **_DELTA}
+_SIGHT: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
 MIXTURES: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_moe", {"num_experts": 6, "head_dim": 32, **_FEW}),
     ("qwen3_moe", {"num_experts": 6, "attention_bias": True, "mlp_only_layers": [1], **_FEW}),
@@ -114,6 +123,8 @@ def sized(extra: dict[str, Any]) -> dict[str, Any]:
         ("olmo2", {"attention_bias": True, "head_dim": 16}),
         ("olmo3", {}),
         ("granite", {"attention_bias": True, "mlp_bias": True}),
+        ("gemma3", {"text_config": {"head_dim": 16}, "vision_config": _SIGHT, "mm_tokens_per_image": 1}),
+        ("gemma3", {"text_config": {}, "vision_config": {**_SIGHT, "vision_use_head": False, "num_channels": 1}, "mm_tokens_per_image": 1}),
         ("qwen3_5_text", {**_DELTA, "num_hidden_layers": 5}),
         ("qwen3_5_text", {**_DELTA, "layer_types": ["full_attention", "linear_attention", "full_attention"], "tie_word_embeddings": True}),
         ("qwen3_5_text", {"linear_conv_kernel_dim": 3, "num_hidden_layers": 4}),
@@ -127,7 +138,7 @@ def test_counts_are_those_of_transformers_and_peft(kind: str, extra: dict[str, A
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     peft = pytest.importorskip("peft")
-    from homelab.worker.model import adapter_targets
+    from homelab.worker.model import adapter_targets, inspection
 
     config = transformers.AutoConfig.for_model(kind, **sized(extra))
     architecture = from_config(config.to_dict() if written == "whole" else config.to_diff_dict())
@@ -135,7 +146,12 @@ def test_counts_are_those_of_transformers_and_peft(kind: str, extra: dict[str, A
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     assert architecture.total == sum(parameter.numel() for parameter in model.parameters())
-    blocks = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    outside = tuple(f"{name}." for name in inspection.outside_language(model))
+    of_text = [(name, part) for name, part in model.named_parameters() if not name.startswith(outside)]
+    assert architecture.outside == architecture.total - sum(part.numel() for _, part in of_text)
+    blocks = {
+        name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and not name.startswith(outside)
+    }
     blocks.pop("lm_head")
     gates = [blocks.pop(name).weight for name in list(blocks) if name.endswith("shared_expert_gate")]  # they count with the routers
     assert architecture.linear_parameters == sum(module.weight.numel() for module in blocks.values())
@@ -149,16 +165,18 @@ def test_counts_are_those_of_transformers_and_peft(kind: str, extra: dict[str, A
         part.numel() for name, part in model.named_parameters() if f"layers.{attending}.self_attn" in name and "norm" in name
     )
     small = Counter({part.numel(): 0 for part in model.parameters()})
-    small.update(
-        part.numel() for name, part in model.named_parameters() if part.dim() != 2 and not name.endswith(".bias") and "experts" not in name
-    )
+    small.update(part.numel() for name, part in of_text if part.dim() != 2 and not name.endswith(".bias") and "experts" not in name)
     counted_small = Counter[int]({architecture.hidden: 1 + architecture.norms_per_layer * architecture.layers})
     for size, count in architecture.small_tensors:
         counted_small[size] += count
     assert +counted_small == +small
     some = ("o_proj",) if experts else ("o_proj", "down_proj")
     for targets in ("all-linear", some):
-        modules = adapter_targets.all_linear(model) if targets == "all-linear" else list(targets)
+        modules = (
+            [name for name in adapter_targets.all_linear(model) if not name.startswith(outside)]
+            if targets == "all-linear"
+            else list(targets)
+        )
         with torch.device("meta"):
             base = transformers.AutoModelForCausalLM.from_config(config)
             with adapter_targets.as_written():
@@ -221,9 +239,17 @@ def test_adapters_on_experts_need_experts(name: str, reason: str) -> None:
 
 def test_a_list_that_names_experts_is_not_counted() -> None:
     mixture, plain = shape("Qwen/Qwen3-30B-A3B"), shape("Qwen/Qwen3-4B")
-    assert counted(mixture, ("q_proj", "gate_proj")) is None and counted(mixture, ("mlp.gate",)) is None
-    assert (
-        counted(mixture, ("q_proj",)) is mixture and counted(mixture, "all-linear") is mixture and counted(mixture, WITH_EXPERTS) is mixture
-    )
-    assert counted(plain, ("q_proj", "gate_proj")) is plain and counted(None, "all-linear") is None
+
+    def with_targets(*targets: Any) -> Method:
+        return Method(kind="lora", targets=targets if len(targets) != 1 or "-" not in targets[0] else targets[0])
+
+    assert counted(mixture, with_targets("q_proj", "gate_proj")) is None and counted(mixture, with_targets("mlp.gate")) is None
+    assert all(counted(mixture, with_targets(targets)) is mixture for targets in ("q_proj", "all-linear", WITH_EXPERTS))
+    assert counted(plain, with_targets("q_proj", "gate_proj")) is plain and counted(None, with_targets("all-linear")) is None
     assert lora_parameters(mixture, 16) == 13_369_344 and lora_parameters(mixture, 16, WITH_EXPERTS) == 642_514_944
+
+
+def test_all_weights_of_a_model_that_sees_are_not_counted() -> None:
+    seeing = shape("google/gemma-3-4b-it")
+    assert counted(seeing, Method(kind="full")) is None and counted(seeing, Method(kind="lora")) is seeing
+    assert counted(shape("Qwen/Qwen3.5-4B"), Method(kind="full")) is not None, "only its language part is built"

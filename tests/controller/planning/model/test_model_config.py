@@ -97,7 +97,7 @@ def test_what_is_not_trained_is_refused_by_its_name(name: str) -> None:
 
 
 UNKNOWN = {
-    "google/gemma-3-4b-it": "has a part for images or sounds (gemma3)", "state-spaces/mamba-130m-hf": "keeps a state in place of attention (mamba)",
+    "meta-llama/Llama-3.2-11B-Vision": "has a part for images or sounds (mllama)", "state-spaces/mamba-130m-hf": "keeps a state in place of attention (mamba)",
     "gpt2": "is of a kind that the formulas of the planner do not know (gpt2)",
 }  # fmt: skip
 
@@ -106,6 +106,16 @@ UNKNOWN = {
 def test_what_no_formula_counts_says_so_and_is_not_launched(name: str) -> None:
     _, judged = planned(name=name)
     assert UNKNOWN[name] in judged.seen and (judged.exit_code, judged.title) == (1, "Not judged") and "homelab" in judged.edit
+
+
+def test_all_weights_of_a_model_that_sees_are_the_reason_where_they_are() -> None:
+    seen = healthy.gpu()
+    for node in healthy.NAMES:
+        seen = healthy.with_facts(seen, node, model=WITHOUT)
+    for kind in ("lora", "full"):
+        recipe = healthy.recipe(model={"name": "google/gemma-3-4b-it"}, method={"kind": kind})
+        judged = verdict.of(make(seen, recipe), recipe, inputs=PlanInputs(seen.cluster, recipe, seen.facts, "r", 1))
+        assert (judged.title == "Not judged" and "where all weights are trained" in judged.seen) == (kind == "full")
 
 
 def test_a_list_that_names_experts_is_the_reason_where_it_is() -> None:

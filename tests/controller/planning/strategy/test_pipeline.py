@@ -9,14 +9,16 @@ import pytest
 
 from homelab.controller.base.errors import InputError
 from homelab.controller.planning.machines import machines
-from homelab.controller.planning.memory import recipe_edits
+from homelab.controller.planning.memory import rank_memory, recipe_edits
 from homelab.controller.planning.memory.scenario import DoesNotFit
-from homelab.controller.planning.model import known_models
+from homelab.controller.planning.model import families, known_models
 from homelab.controller.planning.plan import make
 from homelab.controller.planning.strategy import registry
 from homelab.controller.planning.strategy.pipeline.micro_batching import MicroBatching
 from homelab.controller.planning.work import job
 from homelab.controller.planning.work.job import Job, TrainingJob
+from homelab.shared.protocol import memory_items
+from homelab.shared.recipe import Method
 from tests import builders
 from tests.builders import NAMES
 
@@ -200,6 +202,26 @@ def test_a_config_with_a_part_for_images_is_planned_by_its_text() -> None:
     whole = {"model_type": "qwen3_5", "text_config": text, "vision_config": {"depth": 27}}
     one, other = (registry.choose_strategy(job_of([[12], [8], [8]], config=config)).assignment for config in (text, whole))
     assert [(rank.stage, rank.memory) for rank in one.ranks] == [(rank.stage, rank.memory) for rank in other.ranks]
+
+
+def test_files_in_few_bits_are_seen_behind_a_part_for_images() -> None:
+    whole = {"model_type": "qwen3_5", "text_config": known_models.config_of(HYBRID), "quantization_config": {"quant_method": "fp8"}}
+    shape = families.from_config(whole)
+    assert shape is not None and shape.widened and not families.from_config({**whole, "quantization_config": None}).widened  # type: ignore[union-attr]
+
+
+def test_a_model_that_is_trained_with_its_part_for_images_is_cut_without_it() -> None:
+    name = "google/gemma-3-12b-it"
+    config = known_models.config_of(name)
+    cut = registry.choose_strategy(job_of([[8], [8]], model=name, config=config)).assignment.ranks
+    assert sorted(layer for rank in cut if rank.stage for layer in range(rank.stage.begin, rank.stage.end)) == list(range(48))
+    weights = sum(item.size_bytes for rank in cut if rank.memory for item in rank.memory.items if item.name == memory_items.BASE_WEIGHTS)
+    text = families.known(name)
+    assert text is not None and text.outside > 4e8
+    packed = rank_memory.base_weight_bytes(dataclasses.replace(text, outside=0, tied_embeddings=False), Method(kind="qlora"), "bf16")
+    assert weights == pytest.approx(packed, rel=0.02)
+    error = refusal(job_of([[80], [80]], model=name, config=config, method={"kind": "full"}))
+    assert "holds the language part alone of a model that sees" in error.message and 'kind = "lora"' in error.hint
 
 
 def test_adapters_that_some_layers_lack_are_refused() -> None:

@@ -124,6 +124,34 @@ def test_a_model_that_sees_is_cut_as_its_language_part(kind: str, tmp_path: Path
     assert torch.equal(last(inputs_embeds=first(input_ids=tokens).logits).logits, whole)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_model_that_is_built_with_its_part_for_images_is_cut_without_it(is_tied: bool, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    sight = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    text = SMALL | MORE["gemma3_text"] | {"tie_word_embeddings": is_tied}
+    config = transformers.AutoConfig.for_model(
+        "gemma3", text_config=text, vision_config=sight, mm_tokens_per_image=1, tie_word_embeddings=is_tied
+    )
+    transformers.AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path)
+    tokens = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(3))
+    mask = torch.ones_like(tokens)
+    mask[0, 15:] = 0
+    whole = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()(input_ids=tokens, attention_mask=mask).logits
+    first, middle, last = (loaded(tmp_path, stage(number, 3, *layers)) for number, layers in enumerate([(0, 1), (1, 3), (3, 4)]))
+    hidden = middle(inputs_embeds=first(input_ids=tokens, attention_mask=mask).logits, attention_mask=mask).logits
+    assert torch.equal(last(inputs_embeds=hidden, attention_mask=mask).logits, whole)
+    names = [name for model in (first, middle, last) for name, _ in model.named_parameters()]
+    assert names and not any("vision" in name or "projector" in name for name in names)
+
+
 def left_in_16_bits(kind: str) -> tuple[set[str], set[str]]:
     """The matrices of layer 1 that transformers does not quantise: of the whole model, and where the layer is read alone."""
     from transformers.quantizers.base import get_keys_to_not_convert

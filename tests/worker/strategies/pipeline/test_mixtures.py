@@ -128,6 +128,47 @@ def test_three_stages_train_as_one_process(
     shutil.rmtree(run / "checkpoints")
 
 
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """The folder of a tiny model that is trained with its part for images beside it."""
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
+
+    folder, tokenizer = tmp_path_factory.mktemp("seeing") / "gemma3", AutoTokenizer.from_pretrained(model)
+    text = {
+        "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "vocab_size": len(tokenizer), "max_position_embeddings": 512, "sliding_window": 24, "query_pre_attn_scalar": 16, "initializer_range": 0.08,
+        "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    }  # fmt: skip
+    sight = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    torch.manual_seed(SEED)
+    config = AutoConfig.for_model("gemma3", text_config=text, vision_config=sight, mm_tokens_per_image=1)
+    AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["lora", "qlora"])
+def test_stages_of_a_model_that_sees_train_as_one_process(
+    kind: str, forks: harness.Forks, tmp_path: Path, seeing: Path, data: Path
+) -> None:
+    """The part for images is on no stage, and no weight of it is trained."""
+    one, run = (harness.make_run(tmp_path / name, seeing, data, **recipe("gemma3", kind, SHORT)) for name in ("one", "run"))
+    forks.train(one, 1, [12], micro_batch=5)
+    forks.train(run, 1, [12, 0, 0], stages=[1, 3, 2], micro_batch=MICRO_BATCH, timeout_s=150)
+    assert_the_same(run, one, {1: (1, 3)}, SHORT, CLIPPED_AT)
+    assert harness.adapter_settings(run) == harness.adapter_settings(one)
+    assert not any("vision" in name for name in harness.weights(one, SHORT))
+
+
 STREAMED: list[tuple[str, str, list[int], list[dict[str, Any] | None], dict[str, Any]]] = [
     ("mixtral", "lora", [12], [of(6)], {}),
     ("gpt_oss", "lora", [12], [of(4, 2)], {}),

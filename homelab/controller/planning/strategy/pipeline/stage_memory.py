@@ -47,7 +47,7 @@ class Part:
 def estimate(shape: Architecture, method: Method, train: Train, setup: RankSetup, part: Part, in_flight: int) -> tuple[MemoryItem, ...]:
     """The items of one stage in bytes; `setup` as for a rank with the whole model."""
     # a table that is the head, too, is held and trained on both ends
-    own = dataclasses.replace(shape.of_layers(part.layers), tied_embeddings=False)
+    own = dataclasses.replace(shape.of_layers(part.layers), tied_embeddings=False, outside=0)
     alone = dataclasses.replace(setup, world_size=1, compress="none")
     sizes = {item.name: item.size_bytes for item in rank_memory.estimate(own, method, train, alone)}
     elsewhere = _elements_elsewhere(shape, part)
