@@ -150,8 +150,11 @@ class LayerMajor:
         self.seed(seed)
         with self._stand_ins(given), self.context():
             self.decoder(**{name: value for name, value in batch.items() if name not in OF_THE_LOSS})
+        is_unused = not getattr(self.decoder.config, "num_kv_shared_layers", 0)  # Gemma 4 always hands it on
         for arguments, named in given.others:
             for name, value in (*enumerate(arguments), *named.items()):
+                if name == "shared_kv_states" and is_unused:
+                    continue
                 # What has a gradient, and what a layer can write into for a later one: it would be lost without a word.
                 if (isinstance(value, torch.Tensor) and value.requires_grad) or isinstance(value, MutableMapping | MutableSequence):
                     raise WorkerError(

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("one_thread")]
 
 LAYERS = 6
 TIED = {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16, "tie_word_embeddings": True}
-MORE = {name: FAMILIES[name] for name in ("qwen3_moe", "deepseek_v3", "gpt_oss", "qwen3_5_text", "qwen3_5_moe_text")} | {
+MORE = {name: FAMILIES[name] for name in ("qwen3_moe", "deepseek_v3", "gpt_oss", "qwen3_5_text", "qwen3_5_moe_text", "gemma4_text")} | {
     "gemma3_text": TIED
 }
 MORE_CUTS = [(*cut, is_on_disk) for cut in ((0, 2, 1), (2, 5, 3), (2, 5, 2), (5, 6, 1), (0, 6, 6)) for is_on_disk in (False, True)]

@@ -36,9 +36,11 @@ def width(precision: str) -> int:
 
 @dataclass(frozen=True)
 class _Layer:
-    """So many layers of one kind: their nn.Linear, the width of their MLP, their routed experts, and what they have in place of attention."""
+    """So many layers of one kind: the model as if all attended like them, their nn.Linear, the width of their MLP, their routed experts, and what they have in
+    place of attention."""
 
     count: int
+    model: Architecture
     linears: tuple[Linear, ...]
     wide: int
     experts: Experts | None = None
@@ -77,16 +79,20 @@ def activation_bytes(
 def _layers(architecture: Architecture) -> tuple[_Layer, ...]:
     """The kinds of layers that the model has."""
     experts, wide, delta = architecture.experts, architecture.intermediate, architecture.delta
-    mixers: list[tuple[int, tuple[Linear, ...], DeltaRule | None]] = [(architecture.attention_layers, architecture.attention, None)]
+    mixers: list[tuple[int, Architecture, tuple[Linear, ...], DeltaRule | None]] = [
+        (architecture.attention_layers, architecture, architecture.attention, None)
+    ]
     if delta is not None:
-        mixers.append((delta.layers, delta.block(architecture.hidden), delta))
+        mixers.append((delta.layers, architecture, delta.block(architecture.hidden), delta))
+    if architecture.wide is not None:
+        mixers.append((len(architecture.wide.places), architecture.all_wide, architecture.all_wide.attention, None))
     kinds, dense_left = [], architecture.dense_layers
-    for count, linears, rule in mixers:  # config.json may have the dense layers elsewhere; a model with both has few of them
+    for count, model, linears, rule in mixers:  # config.json may have the dense layers elsewhere; a model with both has few of them
         dense = min(count, dense_left)
         dense_left -= dense
         width = experts.shared_width if experts else wide
-        kinds.append(_Layer(count - dense, (*linears, *architecture.mlp(width)), width, experts, rule))
-        kinds.append(_Layer(dense, (*linears, *architecture.mlp(wide)), wide, None, rule))
+        kinds.append(_Layer(count - dense, model, (*linears, *architecture.mlp(width)), width, experts, rule))
+        kinds.append(_Layer(dense, model, (*linears, *architecture.mlp(wide)), wide, None, rule))
     return tuple(kind for kind in kinds if kind.count)
 
 
@@ -139,7 +145,7 @@ def _saved_by_one_layer_per_token(
     else:
         # In the mixed LoRA case the adapter's copy of the attention output is beside the one that attention itself keeps.
         output_apart = (copies and not full) or "o_proj" not in trained
-        total += _saved_by_attention(architecture, attention, seq_len, full=full, output_apart=output_apart)
+        total += _saved_by_attention(layer.model, attention, seq_len, full=full, output_apart=output_apart)
     total += 3 * each * layer.wide
     inputs: dict[str, int] = {}
     for name, linear in trained.items():
@@ -160,6 +166,8 @@ def _saved_by_attention(architecture: Architecture, attention: Attention, seq_le
     total = 4 * architecture.normed_width * (2 if full else 1)
     repeats = architecture.sinks or (attention.repeats_keys and not architecture.latent)
     total += each * (query + (2 * query if repeats else key + value))
+    if architecture.value_norm:
+        total += 4 * value * (2 if full else 1)
     if architecture.gated_output:
         total += (3 if each == 4 else 1) * each * query
     if architecture.sinks:  # no kernel: the weights of all keys

@@ -6,7 +6,7 @@ are clamped 6 i + h), of every token its scores, and of every choice a few numbe
 
 transformers computes the delta rule in chunks of tokens, in fp32 (`torch_chunk_gated_delta_rule` in models/qwen3_5/modeling_qwen3_5.py): queries, keys and
 values several times, five matrices of a chunk's tokens for each head, and the state at the end of each chunk. Fitted on dry runs of small models
-(tests/controller/planning/memory/test_delta_memory.py). The kernels of flash-linear-attention need less, so these are upper bounds where it is installed.
+(tests/controller/planning/memory/test_two_kinds_memory.py). The kernels of flash-linear-attention need less, so these are upper bounds where it is installed.
 """
 
 from __future__ import annotations

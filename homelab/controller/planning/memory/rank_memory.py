@@ -149,7 +149,7 @@ def _torch_bytes(architecture: Architecture, method: Method, train: Train, setup
     trainable = trainable_parameters(architecture, method)
     full, precision, device = method.kind == "full", setup.precision, setup.device
     tokens = setup.micro_batch * train.seq_len
-    mask = setup.micro_batch > 1 if setup.masked is None else setup.masked
+    mask = architecture.windowed or (setup.micro_batch > 1 if setup.masked is None else setup.masked)
     attention = Attention(precision, mask, mask or setup.repeats_keys)
     copies = copies_inputs(method, precision, device)
     saved, working = activation_bytes(architecture, method, train, attention, tokens, device=device)

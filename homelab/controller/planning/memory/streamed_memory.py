@@ -21,7 +21,7 @@ from homelab.shared.recipe import Method, Train
 
 def layer_bytes(shape: Architecture, method: Method, precision: str) -> int:
     """The frozen weights of one layer, of the largest kind."""
-    if shape.delta is not None:
+    if shape.delta is not None or shape.wide is not None:
         assert shape.equal is not None, "a model of unequal layers is not streamed"
         shape = shape.equal
     one_less = shape.of_layers(shape.layers - 1)

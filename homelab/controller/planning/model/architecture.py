@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-from homelab.controller.planning.model.layers import DeltaRule, Experts, Latent, Linear
+from homelab.controller.planning.model.layers import DeltaRule, Experts, Latent, Linear, WideAttention
 from homelab.shared.protocol.quantisation import NF4
 
 
@@ -23,7 +23,9 @@ class Architecture:
     `sinks`: every head has a number that it attends to, and attention has no kernel but the plain one. `widened`: its files are quantised already and
     read as 16 bits, so no method quantises it again. `delta`: what some layers have in place of attention. `gated_output`: what attention gives is
     multiplied by a gate as wide, which q_proj makes, too; norms then compute in fp32 to their end. `outside`: the weights of
-    parts for images, which a stage does not load.
+    parts for images, which a stage does not load. `wide`: attention with heads of another size in some layers. `joins_values`: keys are the values, too.
+    `value_norm`: values have a norm, which has no weights.
+    `windowed`: some layers see a window of tokens, which needs a mask whatever the rows are.
     """
 
     hidden: int
@@ -49,6 +51,10 @@ class Architecture:
     delta: DeltaRule | None = None
     gated_output: bool = False
     outside: int = 0
+    wide: WideAttention | None = None
+    joins_values: bool = False
+    value_norm: bool = False
+    windowed: bool = False
 
     @property
     def query_width(self) -> int:
@@ -82,8 +88,15 @@ class Architecture:
 
     @property
     def attention_layers(self) -> int:
-        """Layers that attend."""
-        return self.layers - self.delta.layers if self.delta else self.layers
+        """Layers that attend, and not widely."""
+        return self.layers - (self.delta.layers if self.delta else 0) - (len(self.wide.places) if self.wide else 0)
+
+    @property
+    def all_wide(self) -> Architecture:
+        """The model with wide attention in every layer."""
+        wide = self.wide
+        assert wide is not None
+        return replace(self, head_dim=wide.head_dim, kv_heads=wide.kv_heads, joins_values=wide.joins, wide=None)
 
     @functools.cached_property
     def attention(self) -> tuple[Linear, ...]:
@@ -93,7 +106,9 @@ class Architecture:
         output = Linear("o_proj", self.query_width, self.hidden, self.output_bias)
         if self.fused_projections:
             return (Linear("qkv_proj", self.hidden, self.query_width + 2 * self.key_width, self.qkv_bias), output)
-        names = {"q_proj": (2 if self.gated_output else 1) * self.query_width, "k_proj": self.key_width, "v_proj": self.key_width}
+        names = {"q_proj": (2 if self.gated_output else 1) * self.query_width, "k_proj": self.key_width}
+        if not self.joins_values:
+            names["v_proj"] = self.key_width
         return (*(Linear(name, self.hidden, width, self.qkv_bias) for name, width in names.items()), output)
 
     def mlp(self, width: int) -> tuple[Linear, ...]:
@@ -114,13 +129,15 @@ class Architecture:
     @functools.cached_property
     def linears(self) -> tuple[tuple[Linear, int], ...]:
         """Every nn.Linear of all blocks, with how often it is there; 0 for those of attention in a model that is counted without any."""
-        if not self.dense_layers and not self.delta:
+        if not self.dense_layers and not self.delta and not self.wide:
             return tuple((linear, self.layers) for linear in self.block)
         shared = self.block[len(self.attention) :]
         of_mlp = [(linear, self.expert_layers if self.experts else self.layers) for linear in shared]
         of_mlp += [(linear, self.dense_layers) for linear in self.mlp(self.intermediate)] if self.dense_layers else []
-        of_delta = [(linear, self.delta.layers) for linear in self.delta.block(self.hidden)] if self.delta else []
-        return (*((linear, self.attention_layers) for linear in self.attention), *of_delta, *of_mlp)
+        others = [(linear, self.delta.layers) for linear in self.delta.block(self.hidden)] if self.delta else []
+        if self.wide is not None:
+            others += [(linear, len(self.wide.places)) for linear in self.all_wide.attention]
+        return (*((linear, self.attention_layers) for linear in self.attention), *others, *of_mlp)
 
     @functools.cached_property
     def routed(self) -> tuple[tuple[Linear, int], ...]:
@@ -203,22 +220,29 @@ class Architecture:
     def small_tensors(self) -> tuple[tuple[int, int], ...]:
         """(elements, how many) of the norms of queries and keys, the sinks of attention, and what a delta rule has beside matrices."""
         of_attention = (*self.query_key_norms, *((self.heads,) if self.sinks else ()))
-        of_delta = self.delta.others if self.delta else ()
-        return (
-            *((size, self.attention_layers) for size in of_attention),
-            *((size, self.delta.layers if self.delta else 0) for size in of_delta),
-        )
+        tensors = [(size, self.attention_layers) for size in of_attention]
+        if self.delta is not None:
+            tensors += [(size, self.delta.layers) for size in self.delta.others]
+        if self.wide is not None:
+            tensors += [(size, len(self.wide.places)) for size in self.all_wide.query_key_norms]
+        if self.experts is not None and self.value_norm:  # the router of Gemma 4 scales its input and its experts
+            tensors += [(size, self.layers) for size in (self.hidden, self.experts.count)]
+        return tuple(tensors)
 
     def of_layers(self, count: int) -> Architecture:
-        """The same with so many layers; for a model of equal ones."""
+        """The same with so many layers, for a model of equal ones; of wide attention the most that so many layers in a row have."""
         delta = replace(self.delta, layers=count) if self.delta else None
-        return replace(self, layers=count, delta=delta)
+        wide = replace(self.wide, places=tuple(range(self.wide.most_of(count, self.layers)))) if self.wide else None
+        return replace(self, layers=count, delta=delta, wide=wide)
 
     @functools.cached_property
     def equal(self) -> Architecture | None:
         """The model with equal layers, which is no less than it needs: experts in each, where a layer without them is no wider than what a token takes of
-        them, and the delta rule in each, where its matrices are no smaller than attention's. None for any other model."""
+        them, and the delta rule or wide attention in each, where its matrices are no smaller than attention's. None for any other model."""
         experts, delta = self.experts, self.delta
+        if self.wide is not None:
+            larger = sum(one.weights for one in self.all_wide.attention) >= sum(one.weights for one in self.attention)
+            return self.all_wide if larger else None
         if delta is not None and sum(one.weights for one in delta.block(self.hidden)) < sum(one.weights for one in self.attention):
             return None
         if experts is not None and experts.dense_layers and self.intermediate > experts.per_token * experts.width + experts.shared_width:

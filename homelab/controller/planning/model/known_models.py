@@ -106,6 +106,11 @@ _HYBRID: tuple[tuple[_Dense, int], ...] = (  # and their heads of values in the 
     (("qwen3_5_text", (5120, 64, 24, 4, 256, 17408, 248_320), False, {262_144: ("Qwen/Qwen3.{5,8}-27B",)}), 48),
 )  # fmt: skip
 _OF_QWEN: dict[str, Any] = {"num_experts": 128, "num_experts_per_tok": 8}
+_OF_GEMMA4: dict[str, Any] = {
+    "global_head_dim": 512,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+}  # its part for images is not counted
 _OF_HYBRID: dict[str, Any] = {"num_experts": 256, "num_experts_per_tok": 8}
 _MXFP4: dict[str, Any] = {"num_experts_per_tok": 4, "quantization_config": {"quant_method": "mxfp4"}}
 _LATENT: dict[str, Any] = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
@@ -124,6 +129,10 @@ _MIXTURES: tuple[tuple[_Dense, dict[str, Any]], ...] = (
     (("qwen3_5_moe_text", (3072, 48, 32, 2, 256, 0, 248_320), False, {262_144: ("Qwen/Qwen3.5-122B-A10B",)}), _OF_HYBRID | {
         "moe_intermediate_size": 1024, "shared_expert_intermediate_size": 1024, "linear_num_value_heads": 64,
     }),
+    (("gemma4_text", (2816, 30, 16, 8, 256, 2112, 262_144), True, {262_144: ("google/gemma-4-26B-A4B{,-it}",)}), _OF_GEMMA4 | {
+        "num_global_key_value_heads": 2, "enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704,
+    }),
+    (("gemma4_text", (5376, 60, 32, 16, 256, 21504, 262_144), True, {262_144: ("google/gemma-4-31B{,-it}",)}), _OF_GEMMA4 | {"num_global_key_value_heads": 4}),
     (("qwen3_next", (2048, 48, 16, 2, 256, 5120, 151_936), False, {262_144: ("Qwen/Qwen3-Next-80B-A3B-{Instruct,Thinking}", "Qwen/Qwen3-Coder-Next")}), {
         "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "linear_num_value_heads": 32,
     }),

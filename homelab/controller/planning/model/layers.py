@@ -126,6 +126,21 @@ class DeltaRule:
         return (self.kernel * (2 * self.keys + self.values), self.value_heads, self.value_heads, self.value_dim)
 
 
+@dataclass(frozen=True)
+class WideAttention:
+    """Attention of Gemma 4 over all tokens, in the layers `places`, where the others see a window: heads of other sizes. `joins`: keys are the values, too, before
+    their norms."""
+
+    places: tuple[int, ...]
+    head_dim: int
+    kv_heads: int
+    joins: bool
+
+    def most_of(self, count: int, layers: int) -> int:
+        """How many of them are among `count` layers in a row, at most, of `layers`."""
+        return max(sum(begin <= place < begin + count for place in self.places) for begin in range(layers - count + 1))
+
+
 # model_type of a mixture -> what a token takes where config.json does not say it.
 PER_TOKEN = {
     "qwen3_moe": 8,
@@ -136,6 +151,7 @@ PER_TOKEN = {
     "deepseek_v3": 8,
     "qwen3_next": 10,
     "qwen3_5_moe_text": 8,
+    "gemma4_text": 0,
 }
 _LATENT = ("deepseek_v2", "deepseek_v3")
 _DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
@@ -144,17 +160,19 @@ _DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 def experts_of(config: Mapping[str, Any], layers: int) -> Experts | None:
     """The experts that the config.json of a mixture describes; None where it does not say all of it, or where no layer has experts."""
     kind = str(config.get("model_type"))
-    of_their_own = kind in ("qwen3_moe", *_LATENT, *_DELTA)
+    of_their_own = kind in ("qwen3_moe", "gemma4_text", *_LATENT, *_DELTA)
     width = count_of(config.get("moe_intermediate_size" if of_their_own else "intermediate_size"))
     count = next((found for key in EXPERT_COUNTS if (found := count_of(config.get(key)))), 0)
-    per_token = count_of(config.get("num_experts_per_tok")) or PER_TOKEN[kind]
+    per_token = count_of(config.get("top_k_experts" if kind == "gemma4_text" else "num_experts_per_tok")) or PER_TOKEN[kind]
     dense = _dense_layers(config, layers)
     shared = config.get("n_shared_experts", 0) if kind in _LATENT else 0
     if not (width and 0 < per_token <= count) or dense is None or dense >= layers or not isinstance(shared, int):
         return None
     is_gpt_oss, has_one_shared = kind == "gpt_oss", kind in _DELTA
     shared_width = count_of(config.get("shared_expert_intermediate_size", 512)) if has_one_shared else count_of(shared) * width
-    if has_one_shared and not shared_width:
+    if kind == "gemma4_text":  # its MLP is there beside the experts
+        shared_width = count_of(config.get("intermediate_size"))
+    if (has_one_shared or kind == "gemma4_text") and not shared_width:
         return None
     return Experts(
         count, per_token, width, shared_width, dense, has_biases=is_gpt_oss, packs=not is_gpt_oss,
@@ -194,22 +212,30 @@ def delta_of(config: Mapping[str, Any], layers: int) -> DeltaRule | None:
     return DeltaRule(count, key_heads, value_heads, key_dim, value_dim, kernel, joins) if count and all(sizes) else None
 
 
+def wide_of(config: Mapping[str, Any], layers: int) -> WideAttention | None:
+    """Gemma 4's wide attention by a config.json; None where that is incomplete. The last layer always has it."""
+    kinds = config.get("layer_types")
+    if kinds is None:
+        kinds = ["full_attention" if (number + 1) % 6 == 0 else "sliding_attention" for number in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        return None
+    places = tuple(number for number, kind in enumerate(kinds) if kind == "full_attention" or number == layers - 1)
+    joins = config.get("attention_k_eq_v") is True
+    kv_heads = (count_of(config.get("num_global_key_value_heads")) if joins else 0) or count_of(config.get("num_key_value_heads"))
+    head_dim = count_of(config.get("global_head_dim", 512))
+    by_layer = config.get("per_layer_config")  # as transformers 5 writes it
+    if isinstance(by_layer, Mapping):
+        own = by_layer.get(str(places[0]), by_layer.get(places[0]))
+        if not isinstance(own, Mapping):
+            return None
+        kv_heads = count_of(own.get("num_key_value_heads", config.get("num_key_value_heads")))
+        head_dim = count_of(own.get("head_dim", config.get("head_dim")))
+    return WideAttention(places, head_dim, kv_heads, joins) if head_dim and kv_heads else None
+
+
 def has_delta(kind: str) -> bool:
     """Whether some layers of models of this type have the gated delta rule in place of attention."""
     return kind in _DELTA
-
-
-def sight_of(vision: Mapping[str, Any], hidden: int) -> int | None:
-    """The weights of Gemma 3's part for images and of what joins it to a language model of `hidden` features, by its vision_config; None where that is incomplete.
-    Sources: transformers (models/siglip, gemma3)."""
-    keys = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "image_size": 224, "patch_size": 16, "num_channels": 3}
-    width, wide, depth, image, patch, channels = (count_of(vision.get(key, default)) for key, default in keys.items())
-    if not all((width, wide, depth, image, patch, channels)):
-        return None
-    matrices = 4 * width * (width + 1) + 2 * width * wide + wide + width
-    ends = channels * patch * patch * width + width + (image // patch) ** 2 * width + 2 * width
-    head = width + matrices + 2 * width if vision.get("vision_use_head", True) else 0
-    return depth * (matrices + 4 * width) + ends + head + width * hidden + width
 
 
 def _dense_layers(config: Mapping[str, Any], layers: int) -> int | None:

@@ -77,7 +77,10 @@ def attention_flops_per_token(architecture: Architecture, train: Train) -> float
     """Products of queries with keys and of weights with values, of rows of seq_len tokens under a causal mask: 2 x seq_len x width forward,
     2.5 times that backward (flash attention computes the weights again), and the forward once more with checkpointing.
     """
-    return (4.5 if train.gradient_checkpointing else 3.5) * 2 * train.seq_len * architecture.query_width * architecture.attention_layers
+    width = architecture.query_width * architecture.attention_layers
+    if architecture.wide is not None:
+        width += architecture.all_wide.query_width * len(architecture.wide.places)
+    return (4.5 if train.gradient_checkpointing else 3.5) * 2 * train.seq_len * width
 
 
 def roofline(card: Card, architecture: Architecture, method: Method, train: Train, precision: str) -> Speed:

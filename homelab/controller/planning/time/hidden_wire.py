@@ -95,7 +95,8 @@ def _of_block(architecture: Architecture, method: Method, block: Sequence[Linear
     if method.kind == "full":
         own = [size for linear in reversed(block) for size in (linear.weights, *([linear.outputs] if linear.bias else []))]
         own += [size for size, _ in architecture.expert_tensors]
-        others = architecture.query_key_norms if block is architecture.block else architecture.delta.others if architecture.delta else ()
+        is_delta = architecture.delta is not None and block[0].name.startswith("in_proj")
+        others = architecture.delta.others if is_delta and architecture.delta else architecture.query_key_norms
         return [*own, *[architecture.hidden] * architecture.norms_per_layer, *others]
     own = [method.rank * size for linear in reversed(adapted) if linear in block for size in (linear.outputs, linear.inputs)]
     if method.targets == WITH_EXPERTS:  # the last two of them, each with two matrices for all experts of a layer
@@ -119,6 +120,9 @@ def _gradients(architecture: Architecture, method: Method, train: Train) -> Iter
     if architecture.delta is not None:
         linears = (*architecture.delta.block(architecture.hidden), *architecture.block[len(architecture.attention) :])
         kinds += [_of_block(architecture, method, linears, adapted)] * architecture.delta.layers
+    if architecture.wide is not None:
+        wide = architecture.all_wide
+        kinds += [_of_block(wide, method, wide.block, adapted)] * len(architecture.wide.places)
     for block, own in enumerate(kinds):
         for number, size in enumerate(own, 1):
             yield size, begin + (1 - begin) * (block + sum(own[:number]) / sum(own)) / layers

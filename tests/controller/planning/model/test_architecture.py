@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from typing import Any
 
@@ -78,6 +79,7 @@ _SIGHT: dict[str, Any] = {
     "image_size": 28,
     "patch_size": 14,
 }
+_GEMMA4: dict[str, Any] = {"hidden_size_per_layer_input": 0, "head_dim": 16, "global_head_dim": 32, "num_hidden_layers": 7}
 MIXTURES: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_moe", {"num_experts": 6, "head_dim": 32, **_FEW}),
     ("qwen3_moe", {"num_experts": 6, "attention_bias": True, "mlp_only_layers": [1], **_FEW}),
@@ -95,6 +97,7 @@ MIXTURES: list[tuple[str, dict[str, Any]]] = [
     ("qwen3_next", {**_OTHERS, "full_attention_interval": 2}),
     ("qwen3_next", {**_OTHERS, "layer_types": ["full_attention", "linear_attention", "linear_attention"], "mlp_only_layers": [1]}),
     ("qwen3_5_moe_text", {**_OTHERS, "num_hidden_layers": 8}),
+    ("gemma4_text", {**_GEMMA4, "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24}),
     ("qwen3_5_moe", {"text_config": {**_OTHERS, "attention_bias": True, "full_attention_interval": 3}}),
 ]
 
@@ -125,6 +128,19 @@ def sized(extra: dict[str, Any]) -> dict[str, Any]:
         ("granite", {"attention_bias": True, "mlp_bias": True}),
         ("gemma3", {"text_config": {"head_dim": 16}, "vision_config": _SIGHT, "mm_tokens_per_image": 1}),
         ("gemma3", {"text_config": {}, "vision_config": {**_SIGHT, "vision_use_head": False, "num_channels": 1}, "mm_tokens_per_image": 1}),
+        (
+            "gemma4",
+            {"text_config": _GEMMA4, "vision_config": {**_SIGHT, "num_key_value_heads": 1, "head_dim": 8, "position_embedding_size": 16}},
+        ),
+        ("gemma4_text", {**_GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+        (
+            "gemma4_text",
+            {
+                **_GEMMA4,
+                "layer_types": ["sliding_attention", "full_attention", *["sliding_attention"] * 4, "full_attention"],
+                "tie_word_embeddings": False,
+            },
+        ),
         ("qwen3_5_text", {**_DELTA, "num_hidden_layers": 5}),
         ("qwen3_5_text", {**_DELTA, "layer_types": ["full_attention", "linear_attention", "full_attention"], "tie_word_embeddings": True}),
         ("qwen3_5_text", {"linear_conv_kernel_dim": 3, "num_hidden_layers": 4}),
@@ -152,20 +168,23 @@ def test_counts_are_those_of_transformers_and_peft(kind: str, extra: dict[str, A
     blocks = {
         name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and not name.startswith(outside)
     }
-    blocks.pop("lm_head")
+    blocks.pop("lm_head", None)
+    blocks = {name: module for name, module in blocks.items() if not name.endswith("router.proj")}  # Gemma 4's router is one
     gates = [blocks.pop(name).weight for name in list(blocks) if name.endswith("shared_expert_gate")]  # they count with the routers
     assert architecture.linear_parameters == sum(module.weight.numel() for module in blocks.values())
     assert {name.rsplit(".", 1)[-1] for name in blocks} == {linear.name for linear, _ in architecture.linears}
     experts = {name: part for name, part in model.named_parameters() if ".experts." in name}
     assert architecture.expert_parameters == sum(part.numel() for part in experts.values() if part.dim() == 3)
-    routers = [part for name, part in model.named_parameters() if name.endswith(("mlp.gate.weight", "mlp.router.weight"))]
+    routers = [
+        part for name, part in model.named_parameters() if name.endswith(("mlp.gate.weight", "mlp.router.weight", "router.proj.weight"))
+    ]
     assert architecture.router_parameters == sum(part.numel() for part in (*routers, *gates))
-    attending = next(number for number in range(8) if any(f"layers.{number}.self_attn" in name for name, _ in model.named_parameters()))
+    attending = next(number for number in range(8) if any(f"layers.{number}.self_attn" in name for name, _ in of_text))
     assert sorted(architecture.query_key_norms) == sorted(
-        part.numel() for name, part in model.named_parameters() if f"layers.{attending}.self_attn" in name and "norm" in name
+        part.numel() for name, part in of_text if f"layers.{attending}.self_attn" in name and "norm" in name
     )
     small = Counter({part.numel(): 0 for part in model.parameters()})
-    small.update(part.numel() for name, part in of_text if part.dim() != 2 and not name.endswith(".bias") and "experts" not in name)
+    small.update(part.numel() for name, part in of_text if part.dim() != 2 and not name.endswith(".bias") and ".experts" not in name)
     counted_small = Counter[int]({architecture.hidden: 1 + architecture.norms_per_layer * architecture.layers})
     for size, count in architecture.small_tensors:
         counted_small[size] += count
@@ -180,7 +199,11 @@ def test_counts_are_those_of_transformers_and_peft(kind: str, extra: dict[str, A
         with torch.device("meta"):
             base = transformers.AutoModelForCausalLM.from_config(config)
             with adapter_targets.as_written():
-                adapted = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=modules, task_type="CAUSAL_LM"))
+                sees = "|".join(map(re.escape, outside))
+                settings = peft.LoraConfig(
+                    r=4, target_modules=modules, exclude_modules=rf"({sees}).*" if sees else None, task_type="CAUSAL_LM"
+                )
+                adapted = peft.get_peft_model(base, settings)
         trainable = sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
         assert lora_parameters(architecture, 4, targets) == trainable
 

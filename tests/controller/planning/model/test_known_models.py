@@ -41,6 +41,7 @@ TOTALS = {
     "Qwen/Qwen3.5-27B": 26_895_998_464, "Qwen/Qwen3.5-35B-A3B": 34_660_610_688, "Qwen/Qwen3.5-122B-A10B": 122_111_526_912,
     "Qwen/Qwen3-Next-80B-A3B-Instruct": 79_674_391_296,
     "google/gemma-3-4b-it": 4_300_079_472, "google/gemma-3-12b-pt": 12_187_325_040, "google/gemma-3-27b-it": 27_432_406_640,
+    "google/gemma-4-31B-it": 30_697_345_280, "google/gemma-4-26B-A4B": 25_233_141_760,  # their text, as llama.cpp counts it
     "01-ai/Yi-1.5-6B-Chat": 6_061_035_520, "01-ai/Yi-1.5-9B": 8_829_407_232, "01-ai/Yi-34B": 34_388_917_248,
 }  # fmt: skip
 

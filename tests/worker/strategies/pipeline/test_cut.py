@@ -53,7 +53,11 @@ MORE: dict[str, dict[str, Any]] = {
     "qwen3_next": _SHARED,
     "qwen3_5_text": _DELTA,
     "qwen3_5_moe_text": _SHARED,
-}
+    "gemma4_text": {
+        "hidden_size_per_layer_input": 0, "global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True, "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16,
+    },
+}  # fmt: skip
 
 Saved = Callable[..., Path]
 
@@ -192,6 +196,12 @@ def test_a_decoder_that_does_more_than_its_layers_is_refused(saved: Saved) -> No
     """Granite multiplies its embeddings outside of the table: every stage would do it again."""
     error = refused(saved("granite", **SMALL, embedding_multiplier=12.0))
     assert error.message == "GraniteForCausalLM cannot be cut into stages: it computes more than its layers in order"
+
+
+@pytest.mark.parametrize("changes", [{"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64}, {"num_kv_shared_layers": 2}])
+def test_layers_that_need_more_than_what_the_one_before_gives_are_refused(changes: dict[str, Any], saved: Saved) -> None:
+    error = refused(saved("gemma4_text", **SMALL | MORE["gemma4_text"] | {"enable_moe_block": False} | changes))
+    assert error.message == "Gemma4ForCausalLM cannot be cut into stages: it computes more than its layers in order"
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "gpt_oss"])

@@ -38,10 +38,11 @@ class MicroBatching:
 
     @cached_property
     def shape(self) -> Architecture:
-        """The model, as one of equal layers."""
-        shape = self.job.shape.equal if self.job.shape is not None else None
-        assert shape is not None, "a pipeline needs a model of known shape"
-        return shape
+        """The model, as one of equal layers; of wide attention, layers in a row are counted as they are."""
+        shape = self.job.shape
+        equal = shape.equal if shape is not None else None
+        assert shape is not None and equal is not None, "a pipeline needs a model of known shape"
+        return shape if shape.wide is not None else equal
 
     @cached_property
     def slots(self) -> tuple[RankSlot, ...]:
@@ -93,7 +94,7 @@ class MicroBatching:
         """What the rank holds with so many layers, as this stage."""
         streaming = self.streaming(rank, stage, layers, in_flight)
         if not streaming:
-            return self._resident(rank, stage, layers, in_flight, self.job.recipe.train)
+            return self._resident(rank, stage, layers, in_flight)
         return self._streamed(rank, stage, layers, in_flight, streaming.layers)
 
     def streaming(self, rank: int, stage: int, layers: int, in_flight: int) -> StreamingPlan | None:
@@ -113,7 +114,7 @@ class MicroBatching:
         available = self.slots[rank].memory()[0]
         if available is None:
             return None
-        if sum(item.size_bytes for item in self._resident(rank, stage, layers, in_flight, self.job.recipe.train)) <= available:
+        if sum(item.size_bytes for item in self._resident(rank, stage, layers, in_flight)) <= available:
             return None
         count = streamed_memory.fewest(self._streamed(rank, stage, layers, in_flight, 0), self._layer_bytes, available, layers)
         if not count:
@@ -123,14 +124,19 @@ class MicroBatching:
         room = next(taking, None)
         return room.plan(count, self._layer_bytes, 1) if room is not None else None
 
-    def _resident(self, rank: int, stage: int, layers: int, in_flight: int, train: Train) -> tuple[MemoryItem, ...]:
-        setup, part = ranks.setup_of(self.job, self.slots[rank], self.rows), Part(layers, stage == 0, self._is_last(stage))
-        return stage_memory.estimate(self.shape, self.job.recipe.method, train, setup, part, in_flight)
+    def _resident(self, rank: int, stage: int, layers: int, in_flight: int) -> tuple[MemoryItem, ...]:
+        return self._estimate(self.shape, self.job.recipe.train, rank, stage, layers, in_flight)
 
     def _streamed(self, rank: int, stage: int, layers: int, in_flight: int, count: int) -> tuple[MemoryItem, ...]:
         train = dataclasses.replace(self.job.recipe.train, gradient_checkpointing=True)
-        items = self._resident(rank, stage, layers, in_flight, train)
+        largest = self.shape.equal
+        assert largest is not None
+        items = self._estimate(largest, train, rank, stage, layers, in_flight)
         return streamed_memory.on_device(items, self._layer_bytes, self._boundary_bytes(rank), count, in_flight, self._kept_layers(layers))
+
+    def _estimate(self, shape: Architecture, train: Train, rank: int, stage: int, layers: int, in_flight: int) -> tuple[MemoryItem, ...]:
+        setup, part = ranks.setup_of(self.job, self.slots[rank], self.rows), Part(layers, stage == 0, self._is_last(stage))
+        return stage_memory.estimate(shape, self.job.recipe.method, train, setup, part, in_flight)
 
     def _kept_layers(self, layers: int) -> int:
         return 0 if self.job.machines.device == "cuda" else layers

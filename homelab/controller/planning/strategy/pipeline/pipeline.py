@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from homelab.controller.planning.memory.scenario import NodesWithoutRoom
-from homelab.controller.planning.model import families
+from homelab.controller.planning.model import families, sight
 from homelab.controller.planning.model.architecture import Architecture
 from homelab.controller.planning.strategy import ranks, shares
 from homelab.controller.planning.strategy.base import Assignment, Automatic
@@ -132,7 +132,7 @@ def _of_stages(job: TrainingJob) -> Fault | None:
     reason = why_not_in_stages(text if isinstance(text, dict) else config)
     if reason is not None:
         return f"does not train this mixture of experts ({config.get('model_type')}): {reason}", f'{ROUTER_LOSS_OFF}; or strategy = "auto"'
-    if shape is None and recipe.method.kind == "full" and config.get("model_type") in families.SEEING:
+    if shape is None and recipe.method.kind == "full" and config.get("model_type") in sight.SEEING:
         seen = "holds the language part alone of a model that sees, and what trains all weights keeps the other part, too"
         return seen, 'kind = "lora" or "qlora" in [method], or strategy = "zero3"'
     if shape is None:

@@ -107,7 +107,8 @@ def fastest_on(job: TrainingJob, slot: RankSlot) -> StreamedRank | None:
 
 def _with_rows(job: TrainingJob, slot: RankSlot, rows: int) -> StreamedRank | None:
     method, train, available_bytes = job.recipe.method, job.recipe.train, slot.memory()[0]
-    shape = job.shape.equal if job.shape is not None and job.shape.delta is not None else job.shape
+    is_mixed = job.shape is not None and (job.shape.delta is not None or job.shape.wide is not None)
+    shape = job.shape.equal if job.shape is not None and is_mixed else job.shape
     if shape is None or available_bytes is None or why_not(job) is not None:
         return None
     passes, setup = MicroBatching(job, rows).passes, dataclasses.replace(ranks.setup_of(job, slot, rows), world_size=1)

@@ -1,4 +1,4 @@
-"""The memory of models with the gated delta rule: the formulas against dry runs of small ones, whose own bytes are those of a real step."""
+"""The memory of models with layers of two kinds: the formulas against dry runs of small ones, whose own bytes are those of a real step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytest.importorskip("peft")
 
 from homelab.controller.planning.memory import rank_memory, streamed_memory
 from homelab.controller.planning.memory.rank_memory import RankSetup
-from homelab.controller.planning.model.families import from_config
+from homelab.controller.planning.model.families import from_config, known
 from homelab.shared.protocol import memory_items
 from homelab.shared.recipe import Method, Train
 from homelab.worker.tools import memory_dry_run
@@ -25,7 +25,14 @@ SIZES: dict[str, Any] = {
     "linear_value_head_dim": 64, "vocab_size": 3000,
 }  # fmt: skip
 _EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 96, "shared_expert_intermediate_size": 96}
+_WIDE: dict[str, Any] = {
+    "model_type": "gemma4_text", "hidden_size_per_layer_input": 0, "global_head_dim": 128, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+    "sliding_window": 64, "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+}  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma4_text": _WIDE,
+    "gemma4 with experts": {**_WIDE, "enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 96},
+    "gemma3_text": {"sliding_window": 64, "layer_types": _WIDE["layer_types"], "query_pre_attn_scalar": 64},
     "qwen3_5_text": {},
     "wide": {"model_type": "qwen3_5_text", "linear_key_head_dim": 128, "linear_value_head_dim": 128},
     "attends": {"model_type": "qwen3_5_text", "layer_types": ["linear_attention", *["full_attention"] * 3]},
@@ -52,7 +59,11 @@ def compared(family: str, kind: Any, precision: str, *, rows: int, checkpointing
     return {item.name: item.size_bytes for item in items if item.name in rank_memory.SEEN_BY_A_DRY_RUN}, dry["items"]
 
 
-CASES = [("qwen3_5_text", "lora", "bf16", 1, False), ("qwen3_5_moe_text", "qlora", "bf16", 3, False)]
+CASES = [
+    ("qwen3_5_text", "lora", "bf16", 1, False),
+    ("gemma4_text", "lora", "bf16", 1, False),
+    ("qwen3_5_moe_text", "qlora", "bf16", 3, False),
+]
 MORE = [
     (family, kind, precision, rows, False)
     for family in FAMILIES for kind in ("lora", "qlora", "full") for precision in ("bf16", "fp32") for rows in (1, 3)
@@ -119,3 +130,12 @@ def test_attention_that_is_larger_than_the_delta_rule_is_not_planned_as_equal() 
     shape = from_config({"model_type": "qwen3_5_text", **SIZES, "head_dim": 256})
     assert shape is not None and shape.equal is None
     assert dataclasses.replace(shape, delta=None).equal is not None
+
+
+def test_wide_layers_in_a_row_are_counted_as_they_are() -> None:
+    """Ten of sixty layers attend to all tokens: a cut of six has one of them, one of seven may have two."""
+    shape = known("google/gemma-4-31B-it")
+    assert shape is not None and shape.wide is not None and shape.equal is not None
+    found = [shape.of_layers(count).wide for count in (1, 6, 7, 13, 60)]
+    assert [len(wide.places) for wide in found if wide is not None] == [1, 1, 2, 3, 10]
+    assert shape.of_layers(60).total == shape.total and 1.08 < shape.equal.total / shape.total < 1.1
