@@ -150,7 +150,7 @@ class LayerMajor:
         self.seed(seed)
         with self._stand_ins(given), self.context():
             self.decoder(**{name: value for name, value in batch.items() if name not in OF_THE_LOSS})
-        is_unused = not getattr(self.decoder.config, "num_kv_shared_layers", 0)  # Gemma 4 always hands it on
+        is_unused = getattr(self.decoder.config, "num_kv_shared_layers", None) == 0  # Gemma 4 hands it on in any case
         for arguments, named in given.others:
             for name, value in (*enumerate(arguments), *named.items()):
                 if name == "shared_kv_states" and is_unused:

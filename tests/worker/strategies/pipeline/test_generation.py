@@ -45,8 +45,8 @@ def trained(forks: harness.Forks, tmp_path_factory: pytest.TempPathFactory, deep
     """A run whose training is over, by its method: trained so much that the answers differ."""
     root = tmp_path_factory.mktemp("trained")
     found: dict[str, Path] = {}
-    rates = {"full": 1e-4, "lora": 5e-4, "qlora": 5e-4, "full, tied": 1e-4, "lora, states": 5e-4}
-    others = {"tied": _tied, "states": _states}
+    rates = {"full": 1e-4, "lora": 5e-4, "qlora": 5e-4, "full, tied": 1e-4, "lora, states": 5e-4, "lora, sees": 5e-4}
+    others = {"tied": _tied, "states": _states, "sees": _sees}
 
     def train(kind: str) -> Path:
         if kind not in found:
@@ -74,6 +74,32 @@ def _states(deep: Path, root: Path) -> Path:
     AutoModelForCausalLM.from_config(config).save_pretrained(root / "states")
     tokenizer.save_pretrained(root / "states")
     return root / "states"
+
+
+def _sees(deep: Path, root: Path) -> Path:
+    """A model of as many layers that has a part for images, and layers with a window."""
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(deep)
+    torch.manual_seed(5)
+    text = {
+        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "vocab_size": len(tokenizer), "max_position_embeddings": 512, "sliding_window": 16, "query_pre_attn_scalar": 16, "initializer_range": 0.3,
+        "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False,
+    }  # fmt: skip
+    sight = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    config = AutoConfig.for_model("gemma3", text_config=text, vision_config=sight, mm_tokens_per_image=1, tie_word_embeddings=False)
+    AutoModelForImageTextToText.from_config(config).save_pretrained(root / "sees")
+    tokenizer.save_pretrained(root / "sees")
+    return root / "sees"
 
 
 def _tied(deep: Path, root: Path) -> Path:
@@ -174,7 +200,7 @@ def forgetting() -> int:
 
 @pytest.mark.parametrize(
     "run",
-    ["lora", *(pytest.param(kind, marks=pytest.mark.thorough) for kind in ("full", "full, tied", "qlora", "lora, states"))],
+    ["lora", *(pytest.param(kind, marks=pytest.mark.thorough) for kind in ("full", "full, tied", "qlora", "lora, states", "lora, sees"))],
     indirect=True,
 )
 def test_the_answer_is_that_of_the_whole_model(run: Path, forks: harness.Forks) -> None:
