@@ -181,6 +181,7 @@ def end_run(
     while left and time.monotonic() < (latest if any(files.text(f"/proc/{pid}/comm") == waiting_mark.SAVES for pid in left) else deadline):
         time.sleep(0.05)
         left = remaining()
+    left = remaining() if left else left  # who saves may have ended between the look and the reading of its name
     killed = set()
     deadline = time.monotonic() + 5.0
     while left and time.monotonic() < deadline:

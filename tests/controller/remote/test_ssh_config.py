@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import hashlib
 import os
@@ -90,8 +91,12 @@ def refused(cluster: Cluster) -> UnreachableError:
 
 def children() -> list[str]:
     """The command lines of all that this test has started and that still runs."""
-    started = set(psutil.Process().children(recursive=True)) - _OF_OTHER_TESTS
-    return [" ".join(child.cmdline()) for child in started if child.status() != psutil.STATUS_ZOMBIE]
+    commands = []
+    for child in set(psutil.Process().children(recursive=True)) - _OF_OTHER_TESTS:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may end just now
+            if child.status() != psutil.STATUS_ZOMBIE:
+                commands.append(" ".join(child.cmdline()))
+    return commands
 
 
 def without_sshd(commands: list[str]) -> list[str]:

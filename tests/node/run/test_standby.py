@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -351,3 +351,26 @@ def test_a_node_without_the_memory_for_it_prepares_nothing(machine: Machine, mon
     with standby.Preparing(plan, str(machine.run), str(machine.here(1))) as preparing:
         preparing._thread.join(20.0)
     assert said == ["no standby: this node has less than 2 GiB of free memory"] and not machine.waiting()
+
+
+def test_who_ends_while_its_name_is_read_was_not_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at what is left and the reading of its name, a rank that saves may be gone."""
+    environment = {**os.environ, "HOMELAB_RUN": RUN, "HOMELAB_NODE": NODE, "HOMELAB_RUN_DIR": paths.run_dir(str(tmp_path), RUN)}
+    with subprocess.Popen([sys.executable, "-c", SLOW_TO_END, waiting_mark.SAVES], env=environment, stdout=subprocess.PIPE) as rank:
+        assert rank.stdout is not None and rank.stdout.readline() == b"here\n"
+        text, signal_all, asked = files.text, processes.signal_all, list[int]()
+
+        def ends_first(path: str) -> str:
+            if path == f"/proc/{rank.pid}/comm" and asked:
+                rank.kill()
+                rank.wait()
+            return text(path)
+
+        def tell(pids: Iterable[int], number: int) -> None:
+            signal_all(pids, number)
+            asked.append(number)
+
+        monkeypatch.setattr(files, "text", ends_first)
+        monkeypatch.setattr(processes, "signal_all", tell)
+        ended = processes.end_run(RUN, str(tmp_path), NODE, grace_s=0.0, standbys=False)
+    assert (ended.asked, ended.killed, ended.left) == (1, 0, ())
