@@ -232,6 +232,19 @@ def test_adapters_that_some_layers_lack_are_refused() -> None:
         assert registry.choose_strategy(hybrid([[24], [24]], method={"targets": targets})).assignment.ranks[0].stage is not None
 
 
+def test_wide_layers_without_values_of_their_own_may_be_a_stage() -> None:
+    """Gemma 4 takes keys for values there: it has no v_proj in one layer of six."""
+    name = "google/gemma-4-31B-it"
+    config = known_models.config_of(name) or {}
+    error = refusal(job_of([[24], [24]], model=name, config=config, method={"targets": ["v_proj"]}))
+    assert "v_proj is only in some layers" in error.message and "q_proj" in error.hint
+    assert registry.choose_strategy(
+        job_of([[24], [24]], model=name, config=config, method={"targets": ["q_proj", "v_proj"]})
+    ).assignment.ranks
+    small = config | {"global_head_dim": 64}
+    assert "50 see a window of tokens and are larger" in refusal(job_of([[24], [24]], model=name, config=small)).message
+
+
 def test_attention_that_is_larger_than_what_stands_in_its_place_is_refused() -> None:
     config = {**(known_models.config_of(HYBRID) or {}), "linear_num_value_heads": 16, "num_attention_heads": 48}
     error = refusal(job_of([[24], [24]], config=config))

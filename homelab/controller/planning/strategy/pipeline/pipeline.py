@@ -141,6 +141,8 @@ def _of_stages(job: TrainingJob) -> Fault | None:
         other = f"{shape.dense_layers} have no experts and are wider than those that a token takes"
         if shape.delta is not None:
             other = f"{shape.attention_layers} attend and are larger than the others, or have no experts"
+        elif shape.wide is not None:
+            other = f"{shape.attention_layers} see a window of tokens and are larger than the others"
         return f"is planned for equal layers: of the {shape.layers} of this model, {other}", 'strategy = "auto", or another [model] name'
     if count > shape.layers:
         return (
@@ -174,13 +176,17 @@ def _of_stages(job: TrainingJob) -> Fault | None:
 
 
 def _in_some_layers(shape: Architecture, targets: Sequence[str]) -> list[str]:
-    """The targets, where one of the two kinds of layers of a model with a delta rule has none of them."""
-    if shape.delta is None:
-        return []
-    names = {target.rsplit(".", 1)[-1] for target in targets}
+    """The targets, where one of the two kinds of layers of a model has none of them."""
     mlp = shape.block[len(shape.attention) :]
-    kinds = ((*shape.attention, *mlp), (*shape.delta.block(shape.hidden), *mlp))
-    return [] if all(any(linear.name in names for linear in kind) for kind in kinds) else list(targets)
+    kinds = [shape.block]
+    if shape.delta is not None:
+        kinds.append((*shape.delta.block(shape.hidden), *mlp))
+    if shape.wide is not None:
+        kinds.append(shape.all_wide.block)
+    names = {target.rsplit(".", 1)[-1] for target in targets}
+    known_names = {linear.name for kind in kinds for linear in kind}
+    is_everywhere = all(any(linear.name in names for linear in kind) for kind in kinds)
+    return [] if is_everywhere or not names & known_names else list(targets)  # a name that no layer has is refused elsewhere
 
 
 def _without_shape(job: TrainingJob) -> Fault:
