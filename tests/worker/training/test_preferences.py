@@ -139,6 +139,8 @@ def test_a_model_in_stages_learns_the_same(name: str, forks: harness.Forks, tmp_
     forks.train(run, 1, [12 if rank == first else 0 for rank in range(len(stages))], stages=stages, **plan)
     assert_the_same(run, alone, {1: (1, len(stages))}, SHORT, CLIPPED_AT / 10, WORSE_OF_SCORES if kind == "reward" else 1.0)
     assert_every_sample_once_per_epoch(run, len(stages), SHORT)
+    if method != "full":
+        assert harness.adapter_settings(run) == harness.adapter_settings(alone), "of all layers"
     ends = [harness.lines(where, 1, 0, "metrics.jsonl", "eval")[-1] for where in (run, alone)]
     assert ends[0]["eval_accuracy"] == ends[1]["eval_accuracy"] and ends[0]["eval_margin"] == pytest.approx(
         ends[1]["eval_margin"], rel=1e-4
