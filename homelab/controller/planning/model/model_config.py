@@ -65,7 +65,10 @@ def why_no_formula(config: Mapping[str, Any]) -> str:
     if not isinstance(kind, str):
         return "has no model_type, so homelab does not know its kind"
     if (shape := families.from_config(dict(config))) is not None and shape.outside:
-        return f"has a part for images ({kind[:40]}), which the formulas of the planner do not count where all weights are trained"
+        or_experts = ", nor adapters that a list puts on routed experts" if shape.experts else ""
+        return (
+            f"has a part for images ({kind[:40]}), which the formulas of the planner do not count where all weights are trained{or_experts}"
+        )
     if shape is not None:
         return (
             "has adapters on routed experts or their router by the list in [method] targets, which the formulas of the planner do not count"

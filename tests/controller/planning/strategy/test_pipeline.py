@@ -232,6 +232,12 @@ def test_adapters_that_some_layers_lack_are_refused() -> None:
         assert registry.choose_strategy(hybrid([[24], [24]], method={"targets": targets})).assignment.ranks[0].stage is not None
 
 
+def test_a_small_gemma_is_refused_for_what_its_layers_need() -> None:
+    text = {**(known_models.config_of("google/gemma-4-31B-it") or {}), "hidden_size_per_layer_input": 256, "num_kv_shared_layers": 20}
+    error = refusal(job_of([[24], [24]], config={"model_type": "gemma4", "text_config": text}))
+    assert "take nothing but what the one before gives" in error.message and 'strategy = "zero3"' in error.hint
+
+
 def test_wide_layers_without_values_of_their_own_may_be_a_stage() -> None:
     """Gemma 4 takes keys for values there: it has no v_proj in one layer of six."""
     name = "google/gemma-4-31B-it"

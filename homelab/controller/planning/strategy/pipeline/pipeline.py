@@ -202,6 +202,11 @@ def _without_shape(job: TrainingJob) -> Fault:
             "needs to know what is trained in each layer, and no formula counts adapters on routed experts or their router",
             'targets = "all-linear" in [method] (attention and shared experts); or strategy = "auto"',
         )
+    if config.get("model_type") in families.KINDS:
+        return (
+            f"needs layers that take nothing but what the one before gives, and no formula counts this model of type {config.get('model_type')} so",
+            'strategy = "zero3": it divides any model of transformers',
+        )
     return (
         f"needs the shape of the model, and models of type {config.get('model_type', 'without a model_type')} are not known to the planner",
         'strategy = "zero3": it divides any model of transformers',
