@@ -109,6 +109,12 @@ def table_of(model: Any) -> tuple[str, torch.nn.Parameter]:
     return next((name, weight) for name, weight in model.named_parameters() if weight is table)
 
 
+def head_of(model: Any) -> torch.nn.Parameter:
+    """The weight of the head. It is the table of a tied model, unless the files have two tensors that differ: transformers believes the files then."""
+    weight: torch.nn.Parameter = inspection.base_of(model).lm_head.weight
+    return weight
+
+
 def _say_tied(config: Any, value: bool) -> None:
     """In every part of a configuration that says whether embeddings are the head: transformers reads one of them."""
     for part in (config, config.get_text_config()):

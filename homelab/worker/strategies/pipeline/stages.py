@@ -102,6 +102,12 @@ class Stages(Strategy):
             return
         if stage.is_first or stage.is_last:
             name, weight = stage_model.table_of(model)
+            if stage.is_last and stage_model.head_of(model) is not weight:
+                raise WorkerError(
+                    "config.json says that the head is the table of embeddings, but the files have another tensor for each of them",
+                    where="[model] name in the recipe: tie_word_embeddings in its config.json", needs_launch=True,
+                    hint="set tie_word_embeddings to false in the config.json of a copy of the model, on each node, and give [model] name this folder",
+                )  # fmt: skip
             peer = task.stage_ranks[0 if stage.is_last else -1]
             self._table = SharedTable(name, weight, peer, self._neighbours.group, self._device, is_second=stage.is_last)
         self._copies = CopiesCheck(task, self._table)

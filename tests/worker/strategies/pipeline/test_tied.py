@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,31 @@ def counted_twice() -> int:
     clip = gradient_norm.clip
     gradient_norm.clip = lambda counted, most, whole, copies: clip([*counted, *copies], most, whole)
     return main()
+
+
+def test_a_head_of_its_own_in_the_files_of_a_tied_model(forks: harness.Forks, tmp_path: Path, tied: Path, data: Path) -> None:
+    """config.json is wrong then, and transformers believes the files. Stages say so before they train all weights; with what they advise they train."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = Path(shutil.copytree(tied, tmp_path / "model"))
+    tensors = load_file(folder / "model.safetensors")
+    head = torch.randn(tensors[TABLE].shape, generator=torch.Generator().manual_seed(3)) * 0.02
+    save_file(tensors | {"lm_head.weight": head}, folder / "model.safetensors", {"format": "pt"})
+    recipe = COMMON | LENGTH[SHORT] | {"method__kind": "full", "train__steps": 2}
+    one, refused = (harness.make_run(tmp_path / name, folder, data, **recipe) for name in ("one", "refused"))
+    forks.train(one, 1, [12], micro_batch=5)
+    codes, output = forks.run(refused, 1, **ON_TWO.plan())
+    assert codes[1] == 2 and "Traceback" not in output, output
+    error = harness.error_of(refused, 1, 1)
+    assert error["message"].startswith("config.json says that the head is the table of embeddings") and not harness.losses(refused, 1)
+
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    run = harness.make_run(tmp_path / "run", folder, data, **recipe)
+    forks.train(run, 1, **ON_TWO.plan())
+    assert harness.losses(run, 1) == pytest.approx(harness.losses(one, 1), rel=AFTER_ALL)
+    assert harness.relative_error(harness.weights(run, 2), harness.weights(one, 2)) < AFTER_ALL
 
 
 @pytest.mark.parametrize("step", [0, pytest.param(4, marks=pytest.mark.thorough)])
