@@ -20,7 +20,7 @@ from homelab.worker.checkpoints.model_card import model_card
 from homelab.worker.checkpoints.tensor_files import fill, names_in, save
 from homelab.worker.data.row_agreement import LAW
 from homelab.worker.errors import WorkerError, disk_fault
-from homelab.worker.model import adapter_targets, inspection, score_head
+from homelab.worker.model import adapter_targets, host_layers, inspection, score_head
 from homelab.worker.model.pretrained import DTYPES
 from homelab.worker.runtime.task import Task
 
@@ -72,7 +72,7 @@ def load_adapter(model: Any, folder: Path) -> Any:
     config, file = PeftConfig.from_pretrained(str(folder)), folder / "adapter_model.safetensors"
     config.inference_mode = False
     adapter_targets.reach(config, names_in(file))
-    with adapter_targets.as_written():
+    with adapter_targets.as_written(), host_layers.shaped(model):
         adapted = experts_adapter.put_on(model, config)
     fill({adapter_name(name): weight for name, weight in trained(adapted).items()}, file)
     return adapted

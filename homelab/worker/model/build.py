@@ -262,6 +262,15 @@ def add_adapters(model: Any, method: Method, seed: int) -> Any:
     Not `prepare_model_for_kbit_training`: it casts embeddings, head and norms to fp32 (2.1 GB more at 8B). Freezing is PEFT's own
     work, and non-reentrant checkpointing needs no gradient at the inputs.
     """
+    with host_layers.shaped(model):
+        adapted = _adapted(model, method)
+    for parameter in adapted.parameters():
+        assert not parameter.requires_grad or parameter.dtype == torch.float32, "PEFT keeps trainable adapters in fp32"
+    trained_weights.start_adapters(adapted, seed)
+    return adapted
+
+
+def _adapted(model: Any, method: Method) -> Any:
     from peft import LoraConfig
 
     from homelab.worker.model import experts_adapter
@@ -285,8 +294,5 @@ def add_adapters(model: Any, method: Method, seed: int) -> Any:
             adapted = experts_adapter.put_on(model, config)
     except ValueError as error:
         raise adapter_targets.unfit(error, linear, method.dropout) from error
-    for parameter in adapted.parameters():
-        assert not parameter.requires_grad or parameter.dtype == torch.float32, "PEFT keeps trainable adapters in fp32"
     adapted_parts.refuse_unmergeable(adapted)
-    trained_weights.start_adapters(adapted, seed)
     return adapted

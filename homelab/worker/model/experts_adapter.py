@@ -95,7 +95,7 @@ def put_on(model: Any, config: Any) -> Any:
 
 def weights(model: Any) -> int:
     """How many weights the adapters on routed experts have."""
-    found = (part for part in model.modules() if isinstance(part, ParamWrapper) and fused_experts.can_be_held(part.get_base_layer()))
+    found = (part for part in model.modules() if isinstance(part, ExpertsAdapter))
     return sum(weight.numel() for part in found for factors in (part.lora_A, part.lora_B) for weight in factors.parameters())
 
 

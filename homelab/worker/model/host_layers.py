@@ -179,13 +179,28 @@ class HostLayers:
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
         """While it lasts, the parameters of all streamed layers look into the host: for digests and what else reads without computing."""
+        with self._left_after():
+            for layer in self.layers.values():
+                for piece in layer.pieces:
+                    piece.look_into(layer.block)
+            yield
+
+    @contextlib.contextmanager
+    def shaped(self) -> Iterator[None]:
+        """While it lasts, the parameters of all streamed layers have their shapes on the device, and one number for all places: for adapters, which are put on
+        by what shape a weight has, and lie where it lies."""
+        with self._left_after():
+            for layer in self.layers.values():
+                layer.shape()
+            yield
+
+    @contextlib.contextmanager
+    def _left_after(self) -> Iterator[None]:
+        """Afterwards, the parameters of each streamed layer are where they were before."""
         held = {place.layer: place.block for place in self._places if place.layer is not None}
         for place in self._places:
             if place.coming is not None:
                 place.coming.result()
-        for layer in self.layers.values():
-            for piece in layer.pieces:
-                piece.look_into(layer.block)
         try:
             yield
         finally:
@@ -200,6 +215,14 @@ def shown(model: Any) -> Iterator[None]:
     """`HostLayers.shown` of a model that may have none."""
     host = of(model)
     with host.shown() if host is not None else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def shaped(model: Any) -> Iterator[None]:
+    """`HostLayers.shaped` of a model that may have none."""
+    host = of(model)
+    with host.shaped() if host is not None else contextlib.nullcontext():
         yield
 
 

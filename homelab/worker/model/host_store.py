@@ -46,6 +46,11 @@ class StoredLayer:
     block: torch.Tensor
     empty: list[torch.Tensor]
 
+    def shape(self) -> None:
+        """Its parameters have their shapes, in the memory of one number each."""
+        for piece, empty in zip(self.pieces, self.empty, strict=True):
+            setattr(piece.holder, piece.name, empty.new_zeros(1).expand(piece.shape))
+
     def leave(self) -> None:
         """Its parameters are empty again."""
         for piece, empty in zip(self.pieces, self.empty, strict=True):

@@ -13,8 +13,9 @@ pytest.importorskip("peft")
 
 from homelab.shared.recipe import Method
 from homelab.worker.errors import WorkerError
-from homelab.worker.model import adapter_targets, experts_adapter, inspection
+from homelab.worker.model import adapter_targets, experts_adapter, host_layers, host_store, inspection
 from homelab.worker.model.build import add_adapters
+from homelab.worker.model.host_layers import HostLayers
 
 _PLAIN: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 _GROUPED = {**_PLAIN, "num_key_value_heads": 2}
@@ -81,6 +82,34 @@ def test_all_linear_means_the_same_in_every_family(kind: str, device: str) -> No
     reached = inspection.adapted(adapted)
     assert {name.partition(".*.")[2] for name in reached} == FAMILIES[kind][1]
     assert inspection.unreached(adapted) in (frozenset(), None), "every adapter is computed"
+
+
+@pytest.mark.parametrize("targets", ["all-linear", "all-linear+experts"])
+@pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind != "llama4_text"])
+def test_layers_of_the_host_have_the_adapters_of_resident_ones(kind: str, targets: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their parameters are empty while they are not there, and what is put on a weight goes by its shape."""
+    monkeypatch.setattr(host_store, "_LEAST_BYTES", 1)  # the matrices of these models are small, and those of a router smaller
+
+    def adapters(streamed: int) -> list[tuple[str, Any, float]] | str:
+        model = built(kind)
+        layers, host = inspection.layers(model), HostLayers(torch.device("cpu"), places=1)
+        assert layers is not None
+        for number in range(streamed):
+            host.take(number, layers[number])
+        setattr(model, host_layers.ATTRIBUTE, host)
+        try:
+            adapted = add_adapters(model, method(targets), seed=1)
+        except WorkerError as error:
+            return error.message
+        left = [
+            name
+            for layer in host.layers.values()
+            for name in (piece.name for piece in layer.pieces if getattr(piece.holder, piece.name).numel())
+        ]
+        assert left == [], "afterwards they are empty again"
+        return [(name, weight.shape, weight.sum().item()) for name, weight in adapted.named_parameters() if weight.requires_grad]
+
+    assert adapters(2) == adapters(0)
 
 
 @pytest.mark.parametrize("kind", ["deepseek_v3", "qwen2_moe", "qwen3_next", "mixtral"])

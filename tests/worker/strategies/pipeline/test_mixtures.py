@@ -183,18 +183,29 @@ STREAMED: list[tuple[str, str, list[int], list[dict[str, Any] | None], dict[str,
     ("qwen3_5_text", "lora", [12], [of(6, 2)], {}),
     ("gemma4_text", "lora", [12], [of(6, 2)], {}),
     ("qwen3_5_moe_text", "qlora", [12, 0, 0], [of(3), None, of(2, 1, 1)], {"stages": STAGES}),
+    ("mixtral", "lora on experts", [12], [of(4, 2)], {}),
+    ("qwen3_moe", "qlora on experts", [12], [of(6, 2)], {}),
+    ("olmoe", "lora on experts", [12, 0, 0], [of(3), None, of(2, 1, 1)], {"stages": STAGES}),
 ]
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(("family", "kind", "shares", "streaming", "plan"), STREAMED, ids=[case[0] for case in STREAMED])
+@pytest.mark.parametrize(
+    ("family", "kind", "shares", "streaming", "plan"),
+    [
+        pytest.param(*case, id=" ".join(case[:2]), marks=[] if case[:2] == ("mixtral", "lora on experts") else pytest.mark.thorough)
+        for case in STREAMED
+    ],
+)
 def test_experts_from_the_host_train_as_resident_ones(
     family: str, kind: str, shares: list[int], streaming: Any, plan: dict[str, Any], forks: harness.Forks, tmp_path: Path, mixture: Mixture, data: Path
 ) -> None:  # fmt: skip
     """To the last bit; the first layer of deepseek_v3 has no experts."""
-    runs = []
+    runs, method = [], kind.partition(" on ")[0]
+    targets: dict[str, Any] = {"method__targets": "all-linear+experts"} if method != kind else {}
     for own, which in (("resident", None), ("streamed", streaming)):
-        run = harness.make_run(tmp_path / own, mixture(family), data, **recipe(family, kind, SHORT), train__gradient_checkpointing=True)
+        run = harness.make_run(
+            tmp_path / own, mixture(family), data, **recipe(family, method, SHORT), **targets, train__gradient_checkpointing=True
+        )
         forks.train(run, 1, shares, streaming=which, micro_batch=MICRO_BATCH, timeout_s=150, **plan)
         runs.append(run)
     assert harness.losses(runs[0], 1) == harness.losses(runs[1], 1)
@@ -206,8 +217,8 @@ def test_experts_from_the_host_train_as_resident_ones(
 @pytest.mark.parametrize(
     ("family", "strategy", "kind"),
     [
-        *(("mixtral", strategy, kind) for strategy, kind in (("ddp", "lora"), ("zero2", "lora"), ("zero3", "lora"), ("zero3", "full"))),
-        ("qwen3_5_text", "ddp", "lora"),
+        *((family, "ddp", "lora") for family in FAMILIES),
+        *(("mixtral", strategy, kind) for strategy, kind in (("zero2", "lora"), ("zero3", "lora"), ("zero3", "full"))),
         ("qwen3_5_text", "zero3", "full"),
     ],
 )
