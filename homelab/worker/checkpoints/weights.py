@@ -91,7 +91,7 @@ def _name_all_layers(stage: Any, task: Task) -> None:
         whole = AutoModelForCausalLM.from_config(config)
     named = add_adapters(whole, task.method, task.train.seed).peft_config["default"]
     own = stage.peft_config["default"]
-    own.target_modules, own.target_parameters = named.target_modules, named.target_parameters
+    own.target_modules, own.target_parameters, own.exclude_modules = named.target_modules, named.target_parameters, named.exclude_modules
 
 
 def begin_with(model: Any, task: Task, note: Callable[[str], None], *, is_stage: bool) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from homelab.shared.law import usable
 from homelab.worker.errors import WorkerError
+from homelab.worker.model import inspection
 
 # Linear layers whose class has a forward of its own that computes the same.
 _PLAIN_LINEARS = ("FalconLinear", "Linear4bit", "Linear8bitLt", "Int8Linear", "Quantised")
@@ -23,6 +24,10 @@ def parts(model: Any) -> Iterator[tuple[str, Any, str]]:
     base = base_of(model)
     embeddings, head = weight_of(base.get_input_embeddings()), weight_of(base.get_output_embeddings())
     is_tied = embeddings is not None and embeddings is head
+    if head is None and getattr(
+        base, inspection.ENDS_ELSEWHERE, None
+    ):  # a stage whose head, in the model's words, is another stage's copy of the table
+        is_tied = bool(getattr(base.config, _FLAG, False))
     shared = {name for names in _ties(base) for name in names}
     for name, part in base.named_modules():
         if isinstance(part, LoraLayer):

@@ -8,6 +8,7 @@ a layer of Qwen3-30B-A3B), and it sees none in 4 bits. Here each expert that has
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from peft import get_peft_model
 from peft.tuners.lora.layer import ParamWrapper
 
-from homelab.worker.model import fused_experts
+from homelab.worker.model import fused_experts, inspection
 
 Factors = tuple[torch.Tensor, torch.Tensor, float]
 
@@ -84,7 +85,13 @@ class _Added(torch.autograd.Function):
 
 
 def put_on(model: Any, config: Any) -> Any:
-    """`get_peft_model`, for which routed experts in 4 bits have parameters, too; adapters on experts then compute as here."""
+    """`get_peft_model`, for which routed experts in 4 bits have parameters, too; adapters on experts then compute as here. On a stage, targets that name
+    the ends of the model reach those that it has."""
+    elsewhere, before = getattr(model, inspection.ENDS_ELSEWHERE, None), config.exclude_modules
+    if elsewhere and (isinstance(before, str) or not before):
+        config.exclude_modules = "|".join([*([f"(?:{before})"] if before else []), *map(re.escape, elsewhere)])
+    elif elsewhere:
+        config.exclude_modules = [*before, *elsewhere]
     with _shown(model):
         adapted = get_peft_model(model, config)
     for part in adapted.modules():

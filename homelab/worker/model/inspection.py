@@ -19,6 +19,7 @@ import torch
 from homelab.shared.law import model_chance
 from homelab.worker.model import host_layers
 
+ENDS_ELSEWHERE = "homelab_ends_elsewhere"  # of a stage: the names of embeddings and head that other stages have
 _ADAPTER = re.compile(r"\.(lora_[A-Za-z_]+|modules_to_save)\.")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 

@@ -55,9 +55,7 @@ def load(path: str, *, stage: Stage, dtype: torch.dtype, scores: bool = False, *
 
     def build(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         whole.__init__(self, config, *args, **kwargs)
-        cut(self, stage, dtype)
-        if scores and stage.is_last:
-            self.lm_head = Elsewhere(self.lm_head)
+        cut(self, stage, dtype, scores=scores)
 
     def forward(self: Any, labels: None = None, logits_to_keep: int = 0, **inputs: Any) -> Any:
         """Hidden states as `logits`, with nothing that the class does to its logits (Gemma 2 caps them)."""
@@ -76,8 +74,9 @@ def load(path: str, *, stage: Stage, dtype: torch.dtype, scores: bool = False, *
     return model
 
 
-def cut(model: Any, stage: Stage, dtype: torch.dtype) -> None:
-    """Replace every part of a causal LM that other stages hold. Raises WorkerError where a part is not where models of transformers have it."""
+def cut(model: Any, stage: Stage, dtype: torch.dtype, *, scores: bool = False) -> None:
+    """Replace every part of a causal LM that other stages hold, and say which ends they are. Raises WorkerError where a part is not where models of transformers
+    have it."""
     for name in inspection.outside_language(model):  # what sees or hears: no text goes through it
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, Elsewhere(model.get_submodule(name)))
@@ -90,10 +89,14 @@ def cut(model: Any, stage: Stage, dtype: torch.dtype) -> None:
     for number, layer in enumerate(decoder.layers):
         if not stage.holds(number):
             decoder.layers[number] = Elsewhere(layer)
+    # A table that is the head, too, is on the last stage as its head alone: no token goes into it there.
+    is_here = {decoder.embed_tokens: stage.is_first, model.lm_head: stage.is_last and not scores}
+    setattr(model, inspection.ENDS_ELSEWHERE, [name for name, part in model.named_modules() if not is_here.get(part, True)])
     if not stage.is_first and not (stage.is_last and is_tied(model)):
         decoder.embed_tokens = StandInEmbedding(model.config.get_text_config().hidden_size, dtype)
     if not stage.is_last:
         decoder.norm = Elsewhere(decoder.norm)
+    if not is_here[model.lm_head]:
         model.lm_head = Elsewhere(model.lm_head)
 
 

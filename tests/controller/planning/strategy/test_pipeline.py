@@ -101,8 +101,16 @@ def test_dropout_is_no_reason_against_it(method: dict[str, Any]) -> None:
         ({"parallel": {"shares": {"tower": 8, "laptop": 4}}}, "no shares of rows", 'shares = "auto"'),
         ({"parallel": {"shares": "equal"}}, "no shares of rows", 'shares = "auto"'),
         ({"method": {"kind": "lora", "backend": "unsloth"}}, "Unsloth's cannot be divided", 'backend = "transformers"'),
-        ({"method": {"targets": ["q_proj", "lm_head"]}}, "adapters only on layers, and lm_head is not a layer", "all-linear"),
-        ({"method": {"targets": ["embed_tokens"]}}, "adapters only on layers, and embed_tokens is not a layer", "all-linear"),
+        (
+            {"method": {"targets": ["embed_tokens", "lm_head"]}},
+            "something to train on every stage, and embed_tokens and lm_head are at the ends",
+            "q_proj",
+        ),
+        (
+            {"method": {"targets": ["model.embed_tokens"]}},
+            "something to train on every stage, and model.embed_tokens is at the ends",
+            "q_proj",
+        ),
         ({"method": {"targets": ["layers.3.self_attn.q_proj"]}}, "layers.3.self_attn.q_proj is only in some layers", "q_proj"),
         (
             {"method": {"targets": ["q_proj", "model.layers.1.mlp.up_proj", "2.mlp.down_proj"]}},

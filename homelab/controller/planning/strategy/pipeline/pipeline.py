@@ -19,9 +19,9 @@ from homelab.controller.planning.time.network_cost import NetworkCost
 from homelab.controller.planning.types import Choice, FewerNodes, Plan, RankPlan, RankTime, TimeEstimate
 from homelab.controller.planning.work.job import Job, TrainingJob
 from homelab.controller.planning.work.speed_estimate import is_measured
+from homelab.shared.law import usable
 from homelab.shared.law.stage import ROUTER_LOSS_OFF, why_not_in_stages
 
-_NO_LAYERS = ("lm_head", "embed_tokens")
 _NUMBER = re.compile(r"(^|\.)\d+(\.|$)")  # of a layer
 
 
@@ -151,21 +151,14 @@ def _of_stages(job: TrainingJob) -> Fault | None:
         )
     if isinstance(recipe.parallel.shares, dict) or recipe.parallel.shares == "equal":
         return "gives every row to every rank, so there are no shares of rows", 'shares = "auto"'
-    outside = (
-        []
-        if recipe.method.kind == "full" or isinstance(recipe.method.targets, str)
-        else [name for name in recipe.method.targets if name.rsplit(".", 1)[-1] in _NO_LAYERS]
-    )
-    if outside:
+    targets = () if recipe.method.kind == "full" or isinstance(recipe.method.targets, str) else recipe.method.targets
+    of_layers = [name for name in targets if name.rsplit(".", 1)[-1] not in usable.ENDS]
+    if targets and not of_layers:
         return (
-            f"puts adapters only on layers, and {' and '.join(outside)} is not a layer: not every stage has it",
-            '[method] targets = "all-linear", or another strategy',
+            f"needs something to train on every stage, and {' and '.join(targets)} {'is' if len(targets) == 1 else 'are'} at the ends of the model",
+            '[method] targets with modules of the layers, too (q_proj), or strategy = "ddp"',
         )
-    some = (
-        []
-        if recipe.method.kind == "full" or isinstance(recipe.method.targets, str)
-        else [name for name in recipe.method.targets if _NUMBER.search(name)] or _in_some_layers(shape, recipe.method.targets)
-    )
+    some = [name for name in of_layers if _NUMBER.search(name)] or _in_some_layers(shape, of_layers)
     if some:
         everywhere = "q_proj" if shape.delta is None else "o_proj and out_proj"
         return (

@@ -46,6 +46,7 @@ class Part:
 
 def estimate(shape: Architecture, method: Method, train: Train, setup: RankSetup, part: Part, in_flight: int) -> tuple[MemoryItem, ...]:
     """The items of one stage in bytes; `setup` as for a rank with the whole model."""
+    method = _own_method(method, part)
     # a table that is the head, too, is held and trained on both ends
     own = dataclasses.replace(shape.of_layers(part.layers), tied_embeddings=False, outside=0)
     alone = dataclasses.replace(setup, world_size=1, compress="none")
@@ -72,6 +73,15 @@ def estimate(shape: Architecture, method: Method, train: Train, setup: RankSetup
         )
         sizes.setdefault(COMMUNICATOR, setup.measured.get(COMMUNICATOR, COMMUNICATOR_BYTES))
     return tuple(MemoryItem(name=name, size_bytes=size) for name, size in sizes.items() if size)
+
+
+def _own_method(method: Method, part: Part) -> Method:
+    """Adapters on the ends of the model are where these are: on embeddings in the first stage, on the head in the last one."""
+    if method.kind == "full" or isinstance(method.targets, str):
+        return method
+    is_here = {"embed_tokens": part.is_first, "lm_head": part.is_last}
+    own = tuple(target for target in method.targets if is_here.get(target.rsplit(".", 1)[-1], True))
+    return dataclasses.replace(method, targets=own)
 
 
 def message_bytes(shape: Architecture, method: Method, precision: str, tokens: int) -> int:

@@ -61,11 +61,12 @@ class Case:
     vocabulary: int = 1000
     streamed: int = 0
     tied: bool = False
+    ends: bool = False  # adapters on embeddings and head, too
 
     def __str__(self) -> str:
         begin, end = self.layers or CUTS[self.place]
         switches = [f"{self.streamed} streamed"] if self.streamed else []
-        switches += [name for name in ("checkpointing", "packing", "fused_loss", "tied") if getattr(self, name)]
+        switches += [name for name in ("checkpointing", "packing", "fused_loss", "tied", "ends") if getattr(self, name)]
         return " ".join([self.place, self.kind, self.precision, f"{end - begin} layers", f"{self.in_flight} in flight", *switches])
 
     @property
@@ -109,7 +110,13 @@ CASES = [
     Case("first", "full", "bf16", 3, tied=True),
     Case("last", "full", "fp32", checkpointing=True, tied=True, fused_loss=True, vocabulary=4000),
     Case("last", "lora", "bf16", tied=True),
+    Case("middle", "lora", "bf16", 3, ends=True),
+    Case("last", "lora", "bf16", ends=True, vocabulary=4000),
+    Case("first", "lora", "bf16", 3, ends=True, vocabulary=4000),
+    Case("first", "qlora", "fp32", 5, checkpointing=True, ends=True, vocabulary=4000),
+    Case("last", "lora", "fp32", checkpointing=True, fused_loss=True, ends=True, vocabulary=4000),
 ]
+ENDS = ("q_proj", "down_proj", "embed_tokens", "lm_head")
 
 
 @functools.cache
@@ -141,6 +148,7 @@ def task_of(case: Case, path: Path, run: Path) -> Any:
     stages[stage.number] = {"number": stage.number, "begin": stage.begin, "end": stage.end, "layers": LAYERS, "in_flight": stage.in_flight}
     ranks = [{"rank": rank, "node": "here", "share": 12, "stage": stages[rank], "streaming": streaming} for rank in range(3)]
     recipe = {"model__name": str(path), "method__kind": case.kind, "method__rank": 8, "train__gradient_checkpointing": case.checkpointing}
+    recipe |= {"method__targets": list(ENDS)} if case.ends else {}
     return harness.task_of(
         run, ["here"] * 3, rank=stage.number, plan={"ranks": ranks, "precision": case.precision, "strategy": "pipeline"},
         train__precision=case.precision, train__fused_loss=case.fused_loss, data__packing=case.packing, **recipe,
@@ -226,7 +234,7 @@ def planned_items(case: Case) -> dict[str, int]:
     stage = case.stage
     part = Part(stage.end - stage.begin, stage.is_first, stage.is_last)
     setup = RankSetup(case.precision, "cpu", rows, 3, masked=True)
-    method: Any = Method(kind=case.kind, rank=8)  # type: ignore[arg-type]
+    method: Any = Method(kind=case.kind, rank=8, targets=ENDS if case.ends else "all-linear")  # type: ignore[arg-type]
     items = stage_memory.estimate(shape, method, train, setup, part, stage.in_flight)
     if case.streamed:
         items = stage_memory.estimate(shape, method, dataclasses.replace(train, gradient_checkpointing=True), setup, part, stage.in_flight)
