@@ -113,12 +113,18 @@ def test_a_file_that_cannot_be_written_ends_nothing(paths: RunPaths) -> None:
         assert [line["step"] for line in lines] == [1] and gathered.known.counts(1) == {0: 1}
 
 
-def test_what_came_before_an_attempt_is_asked_for_where_it_never_came_here(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first head did forty steps and lost power before anybody looked; the next one has them with the checkpoint."""
+@pytest.mark.parametrize("last_saved_by", [0, 2])
+def test_what_came_before_an_attempt_is_asked_for_where_it_never_came_here(
+    last_saved_by: int, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first head did forty steps and lost power before anybody looked; the next one has them with the checkpoint. Another rank saved that one alone, once
+    the head was gone, and the last steps in it have the number of that rank."""
     from homelab.controller.features.status import monitor
     from homelab.controller.run import run_folder
 
     curve: list[dict[str, Any]] = [train(1, step) for step in range(1, 41)]
+    for line in curve[-3:]:
+        line["rank"] = last_saved_by
     curve.insert(0, {"kind": "eval", "attempt": 1, "rank": 0, "step": 0, "eval_loss": 5.5})
     asked: list[bool] = []
 
@@ -138,7 +144,7 @@ def test_what_came_before_an_attempt_is_asked_for_where_it_never_came_here(paths
     for _ in range(2):
         watcher._ask(["node2"])
     assert steps_of(paths) == [(1, step) for step in range(1, 41)] + [(2, 41)]
-    assert asked == [True, False] and os.path.getsize(paths.metrics_jsonl)
+    assert asked == [True, False] and os.path.getsize(paths.metrics_jsonl) and not watcher._lacks(40)
 
 
 def test_a_writer_that_a_person_has_stopped_stops_no_other(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,10 +241,10 @@ class Watcher:
 def keep(paths: RunPaths, answers: Mapping[str, dict[str, Any]], gathered: Gathered | None = None) -> None:
     """Have here what ranks have measured, of answers to `poll`: after a fault it may never be asked again."""
     ranks = [rank for answer in answers.values() if answer.get("run") for rank in answer["run"].get("ranks", {}).values()]
+    # What came before is the run's curve, which is the first rank's here. After the first rank was gone, another one has saved it alone, with its own number.
+    before = [{**line, "rank": 0} for rank in ranks for line in rank.get("before", ()) if isinstance(line.get("rank"), int)]
     gathered_metrics = gathered or Gathered(paths)
-    gathered_metrics.add(
-        [line for rank in ranks for line in (*rank.get("before", ()), *rank.get("metrics", ()))], run_folder.resume_steps(paths)
-    )
+    gathered_metrics.add([*before, *(line for rank in ranks for line in rank.get("metrics", ()))], run_folder.resume_steps(paths))
 
 
 def until_end(fleet: Fleet, paths: RunPaths, *, console: Console, options: Options) -> int:
