@@ -50,15 +50,8 @@ class Preparing:
         self._ended.set()
 
     def _prepare(self, folder: str) -> None:
-        first: dict[int, int] = {}
-        while not self._ended.wait(_LOOK_S):
-            ranks = self._follower.look(time.monotonic()).ranks
-            for number, rank in ranks.items():
-                if rank.phase == phases.TRAINING:
-                    first.setdefault(number, rank.step)
-            if ranks and all(number in first and rank.step > first[number] for number, rank in ranks.items()):
-                break
-        if self._ended.wait(self._plan["standby_after_s"]):
+        # A machine that slept meanwhile, or was frozen, awakes in the wait, and its ranks have no peers any more: they have to make one more step.
+        if not self._trains() or self._ended.wait(self._plan["standby_after_s"]) or not self._trains():
             return
         needed = waiting_mark.RANK_BYTES * len(self._follower.ranks)
         if control_group.available_bytes() < needed:
@@ -70,6 +63,18 @@ class Preparing:
                 programs.detached([sys.executable, "-m", "homelab.node", "standby", self._node_dir], folder, environment, log)
         except OSError as error:
             print(f"no standby: {error}", flush=True)
+
+    def _trains(self) -> bool:
+        """Wait until each rank has made a step; False where the attempt has ended first."""
+        first: dict[int, int] = {}
+        while not self._ended.wait(_LOOK_S):
+            ranks = self._follower.look(time.monotonic()).ranks
+            for number, rank in ranks.items():
+                if rank.phase == phases.TRAINING:
+                    first.setdefault(number, rank.step)
+            if ranks and all(number in first and rank.step > first[number] for number, rank in ranks.items()):
+                return True
+        return False
 
 
 def fits(start: JsonObject) -> JsonObject:

@@ -147,7 +147,9 @@ def test_the_next_attempt_is_done_by_those_that_wait(machine: Machine) -> None:
     reply = ask_node("poll", {"node": NODE, "workdir": str(machine.workdir), "run": RUN})
     assert reply.run.processes == 4, "watcher, launcher and two ranks: who waits is not of the attempt"
     ended = machine.end(1, 3, 0)
-    assert (ended["returncode"], ended["stopped"]) == (1, False) and len(machine.waiting()) == 4
+    assert (ended["returncode"], ended["stopped"]) == (1, False)
+    waiting = [(pid, files.text(f"/proc/{pid}/comm"), processes.command_line(pid)) for pid in machine.waiting()]
+    assert len(waiting) == 4, waiting
 
     assert machine.stop(token="a recovery's").left == () and len(machine.waiting()) == 4, "a recovery leaves them for itself"
     assert machine.start(2, ranks=(1, 0)) == {}
@@ -351,6 +353,31 @@ def test_a_node_without_the_memory_for_it_prepares_nothing(machine: Machine, mon
     with standby.Preparing(plan, str(machine.run), str(machine.here(1))) as preparing:
         preparing._thread.join(20.0)
     assert said == ["no standby: this node has less than 2 GiB of free memory"] and not machine.waiting()
+
+
+def test_a_node_that_was_frozen_prepares_nothing_until_its_ranks_go_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its clock has gone on: when it awakes, the time until the processes are prepared is over, and the run may have gone on without it."""
+    machine.start(1, standby_after_s=None)
+    ranks = [rank["pid"] for rank in machine.said(1)]
+    started, looks = [], []
+
+    class Frozen(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if timeout == 60.0:
+                processes.signal_all(ranks, signal.SIGSTOP)
+                return False
+            looks.append(timeout)
+            return super().wait(0.02)
+
+    monkeypatch.setattr("homelab.node.system.programs.detached", lambda *_: started.append(len(looks)))
+    preparing = standby.Preparing({"run": RUN, "attempt": 1, "node": NODE, "standby_after_s": 60.0}, str(machine.run), str(machine.here(1)))
+    preparing._ended = Frozen()
+    with preparing:
+        wait_until(lambda: len(looks) > 20)
+        assert started == []
+        processes.signal_all(ranks, signal.SIGCONT)
+        preparing._thread.join(10)
+    assert len(started) == 1
 
 
 def test_who_ends_while_its_name_is_read_was_not_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
