@@ -299,6 +299,7 @@ def _replaced() -> Iterator[None]:
         patch.setattr(fencing, "check", lambda *_: None)
         patch.setattr(stage_model, "is_tied", lambda model: model.is_tied)
         patch.setattr(stage_model, "table_of", lambda model: ("layers.0.up.weight", model.layers[0].up.weight))
+        patch.setattr(stage_model, "head_of", lambda model: model.layers[0].up.weight)
         on_host = init_device_mesh
         patch.setattr(sharded, "init_device_mesh", lambda _device, *shape, **names: on_host("cpu", *shape, **names))
         yield

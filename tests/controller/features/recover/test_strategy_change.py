@@ -103,7 +103,11 @@ def test_a_start_that_failed_leaves_the_strategy_as_it_was(tmp_path: Path, monke
 
 
 REFUSED = {
-    "a pipeline and an adapter on the head": ("pipeline", {"method": {"kind": "lora", "targets": ["q_proj", "lm_head"]}}, "pipeline"),
+    "a pipeline and adapters on the ends alone": (
+        "pipeline",
+        {"method": {"kind": "lora", "targets": ["embed_tokens", "lm_head"]}},
+        "pipeline",
+    ),
     "8-bit states": ("zero2", {"train": {**TRAIN, "optimizer": "adamw_8bit"}, "parallel": {"strategy": "ddp"}}, "zero2"),
     "compressed gradients": ("zero2", {"parallel": {"strategy": "ddp", "compress": "bf16"}}, "compress"),
     "machines of one card each": ("hsdp", {}, "hsdp"),
