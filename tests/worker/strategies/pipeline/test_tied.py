@@ -158,6 +158,7 @@ def counted_twice() -> int:
     return main()
 
 
+@pytest.mark.thorough
 def test_a_head_of_its_own_in_the_files_of_a_tied_model(forks: harness.Forks, tmp_path: Path, tied: Path, data: Path) -> None:
     """config.json is wrong then, and transformers believes the files. Stages say so before they train all weights; with what they advise they train."""
     import torch
