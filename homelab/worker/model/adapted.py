@@ -24,9 +24,8 @@ def parts(model: Any) -> Iterator[tuple[str, Any, str]]:
     base = base_of(model)
     embeddings, head = weight_of(base.get_input_embeddings()), weight_of(base.get_output_embeddings())
     is_tied = embeddings is not None and embeddings is head
-    if head is None and getattr(
-        base, inspection.ENDS_ELSEWHERE, None
-    ):  # a stage whose head, in the model's words, is another stage's copy of the table
+    if head is None and getattr(base, inspection.ENDS_ELSEWHERE, None):
+        # The head of a stage that has none is, in the model's words, another stage's copy of the table.
         is_tied = bool(getattr(base.config, _FLAG, False))
     shared = {name for names in _ties(base) for name in names}
     for name, part in base.named_modules():

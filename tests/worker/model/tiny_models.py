@@ -10,7 +10,7 @@ _PLAIN = {
     "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
 _NO_GROUPS = {key: value for key, value in _PLAIN.items() if key != "num_key_value_heads"}
-_SIGHT = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+SIGHT = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _PLAIN,
@@ -29,7 +29,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt_neox": {**_NO_GROUPS, "hidden_dropout": 0.1, "attention_dropout": 0.1},
     "mixtral": {**_PLAIN, "num_local_experts": 4, "router_jitter_noise": 0.1},
     "phimoe": {**_PLAIN, "num_local_experts": 4, "router_jitter_noise": 0.01},
-    "gemma3": {"text_config": {**_PLAIN, "head_dim": 16}, "vision_config": {**_SIGHT, "attention_dropout": 0.1}},
+    "gemma3": {"text_config": {**_PLAIN, "head_dim": 16}, "vision_config": {**SIGHT, "attention_dropout": 0.1}},
 }  # fmt: skip
 DRAWING = tuple(kind for kind, config in CONFIGS.items() if any(word in key for key in config for word in ("drop", "jitter")))
 

@@ -19,6 +19,7 @@ from homelab.worker.runtime import process_group
 from homelab.worker.strategies.pipeline import stage_model
 from homelab.worker.strategies.pipeline.stages import Stages
 from tests.worker import harness
+from tests.worker.model.tiny_models import SIGHT
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -132,17 +133,9 @@ def test_a_model_that_sees_is_cut_as_its_language_part(kind: str, tmp_path: Path
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_a_model_that_is_built_with_its_part_for_images_is_cut_without_it(is_tied: bool, tmp_path: Path) -> None:
     torch.manual_seed(1)
-    sight = {
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "image_size": 28,
-        "patch_size": 14,
-    }
     text = SMALL | MORE["gemma3_text"] | {"tie_word_embeddings": is_tied}
     config = transformers.AutoConfig.for_model(
-        "gemma3", text_config=text, vision_config=sight, mm_tokens_per_image=1, tie_word_embeddings=is_tied
+        "gemma3", text_config=text, vision_config=SIGHT, mm_tokens_per_image=1, tie_word_embeddings=is_tied
     )
     transformers.AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path)
     tokens = torch.randint(3, 64, (2, 20), generator=torch.Generator().manual_seed(3))

@@ -15,6 +15,7 @@ pytest.importorskip("bitsandbytes")  # before `chat`, which hides it from a run 
 
 from homelab.worker.tools import chat
 from tests.worker import harness
+from tests.worker.model.tiny_models import SIGHT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 LAYERS, TOKENS = 12, 24
@@ -97,15 +98,7 @@ def _sees(deep: Path, root: Path) -> Path:
         "vocab_size": len(tokenizer), "max_position_embeddings": 512, "sliding_window": 16, "query_pre_attn_scalar": 16, "initializer_range": 0.3,
         "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False,
     }  # fmt: skip
-    sight = {
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "image_size": 28,
-        "patch_size": 14,
-    }
-    config = AutoConfig.for_model("gemma3", text_config=text, vision_config=sight, mm_tokens_per_image=1, tie_word_embeddings=False)
+    config = AutoConfig.for_model("gemma3", text_config=text, vision_config=SIGHT, mm_tokens_per_image=1, tie_word_embeddings=False)
     AutoModelForImageTextToText.from_config(config).save_pretrained(root / "sees")
     tokenizer.save_pretrained(root / "sees")
     return root / "sees"

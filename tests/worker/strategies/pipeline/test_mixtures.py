@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.worker import harness
+from tests.worker.model.tiny_models import SIGHT
 from tests.worker.strategies.test_streamed import of, trained
 from tests.worker.training.test_exactness import COMMON, LENGTH, LONG, SHORT, assert_every_sample_once_per_epoch, assert_the_same
 
@@ -154,16 +155,8 @@ def seeing(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
         "vocab_size": len(tokenizer), "max_position_embeddings": 512, "sliding_window": 24, "query_pre_attn_scalar": 16, "initializer_range": 0.08,
         "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
     }  # fmt: skip
-    sight = {
-        "hidden_size": 32,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "image_size": 28,
-        "patch_size": 14,
-    }
     torch.manual_seed(SEED)
-    config = AutoConfig.for_model("gemma3", text_config=text, vision_config=sight, mm_tokens_per_image=1)
+    config = AutoConfig.for_model("gemma3", text_config=text, vision_config=SIGHT, mm_tokens_per_image=1)
     AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
