@@ -59,7 +59,8 @@ def test_the_training_is_that_of_one_process(name: str, forks: harness.Forks, tm
     recipe = COMMON | LENGTH[SHORT] | {"method__kind": kind, "method__targets": targets} | changes
     one, run = (harness.make_run(tmp_path / who, model, rows, **recipe) for who in ("one", "run"))
     forks.train(one, 1, [12], micro_batch=3 if not changes.get("method__dropout") else plan["micro_batch"])
-    forks.train(run, 1, timeout_s=150, **plan)
+    said = forks.train(run, 1, timeout_s=150, **plan)
+    assert ("merge: head and embeddings become two tensors" in said) == is_tied, "also the stage with the table alone knows what it is"
     assert_the_same(run, one, {1: (1, len(plan["stages"]))}, SHORT)
     assert_every_sample_once_per_epoch(run, len(plan["stages"]), SHORT)
     ends = {end for end in ("embed_tokens", "lm_head") if any(f".{end}.lora" in name for name in harness.weights(run, SHORT))}
