@@ -2,6 +2,7 @@
 
     nf4    4 bits in blocks of 64, with double quantisation (Dettmers et al. 2023): half a byte, one 8-bit scale per block, one fp32 scale
            per 256 of those
+    mxfp4  the routed experts of files that have them so (OCP Microscaling Formats): half a byte, one 8-bit exponent per block of 32
     int8   8 bits with one fp32 scale per row of the matrix (Dettmers et al. 2022, the weights of LLM.int8)
 
 Quantised are all linear layers but the head, and in 4 bits the routed experts of a layer, each matrix of each alone
@@ -12,16 +13,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-NF4, INT8 = "nf4", "int8"
+NF4, INT8, MXFP4 = "nf4", "int8", "mxfp4"
 EXPERTS_KEY = "experts_in_4_bits"  # of a run.json; where it is missing, a base in 4 bits had its routed experts in 16
 NF4_BLOCK, NF4_DOUBLE_BLOCK = 64, 256  # weights with one 8-bit scale, and such scales with one in fp32
 NF4_BYTES = 0.5 + 1 / NF4_BLOCK + 4 / (NF4_BLOCK * NF4_DOUBLE_BLOCK)
+MXFP4_BLOCK = 32  # weights with one 8-bit exponent
 _SCALE_BYTES = 4
 _AT_ONCE_BYTES = 64 * 2**20
 _UNNAMED = "a method without a name"
-# What transformers turns into 16-bit weights while it loads (`dequantize=True`). Computing in the stored type is left to no node: one card
-# has its kernels and another has not, so that the same recipe would be two trainings.
-WIDENED = ("fp8", "mxfp8", "mxfp4")
+# What becomes 16-bit weights, while it is loaded (`dequantize=True`) or, of experts in MXFP4, for each pass. Computing in the stored type is left to no
+# node: one card has its kernels and another has not, so that the same recipe would be two trainings.
+WIDENED = ("fp8", "mxfp8", MXFP4)
 
 
 def of(kind: str | None, base: str | None) -> str | None:
@@ -85,5 +87,7 @@ def matrix_bytes(quantisation: str, rows: int, columns: int) -> float:
     """Bytes of a quantised weight of `rows` outputs and `columns` inputs."""
     if quantisation == NF4:
         return NF4_BYTES * rows * columns
+    if quantisation == MXFP4:
+        return (0.5 + 1 / MXFP4_BLOCK) * rows * columns
     assert quantisation == INT8
     return rows * columns + _SCALE_BYTES * rows

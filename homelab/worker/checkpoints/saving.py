@@ -11,7 +11,20 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cut
 def save_whole(model: Any, folder: Path, **options: Any) -> None:
     """`save_pretrained`, with settings for generation that transformers accepts."""
     mend_generation(model)
+    _forget_dequantising(model)
     model.save_pretrained(folder, **options)
+
+
+def _forget_dequantising(model: Any) -> None:
+    """Let weights have their own names. transformers writes by undoing how it read, and a dequantisation is not undone: plain experts of gpt-oss would get
+    the names of MXFP4's blocks and scales (core_model_loading.py, revert_weight_conversion)."""
+    conversions = getattr(model, "_weight_conversions", None)
+    if conversions:
+        model._weight_conversions = [
+            entry
+            for entry in conversions
+            if not (steps := getattr(entry, "operations", ())) or any("integrations" not in type(step).__module__ for step in steps)
+        ]
 
 
 def forget_quantisation(model: Any) -> None:

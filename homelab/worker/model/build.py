@@ -133,19 +133,20 @@ def _fuse_loss(model: Any, task: Task, note: Note) -> None:
 
 
 def _load_base(task: Task, path: str, note: Note, part: LoadedPart = WHOLE) -> Any:
-    how = task.method.quantisation
+    how = stored_weights.wanted(task.method)
     dtype = torch.float32 if task.method.kind == "full" else DTYPES[task.precision]
-    where = f"node {task.node}"
     found = stored_weights.of(base_kind.config_of(path, task.model.revision))
     stored_weights.refuse(found, task.method, path)
     card = task.local_rank if task.device == "cuda" else None
-    if part.is_gathered and stored_weights.held(found, how) is None:
+    held = stored_weights.held(found, how)
+    stays = held is not None or stored_weights.leaves_experts(found, how)
+    if part.is_gathered and not stays:
         card = None  # the whole model may have no room on it: it is read into the host's memory, and each card gets its part
     if found is not None:
-        note(f"base: its files are quantised already ({found.words}), and held {'as they are' if found.held else 'in ' + task.precision}")
+        note(f"base: its files are quantised already ({found.words}), and held {'as they are' if stays else 'in ' + task.precision}")
     if part.words:
         note(part.words)
-    read = functools.partial(load_base, quantisation=how, dtype=dtype, card=card, where=where)
+    read = functools.partial(load_base, quantisation=how, dtype=dtype, card=card, where=f"node {task.node}")
     parts = kept_layers.PART if part.takes_kept else ""
     is_kept = how == NF4 and found is None and (part.reader is None or part.takes_kept)
     folder = quantised_cache.folder_of(task.run_dir, task.model, path, dtype, parts) if is_kept else None
@@ -160,7 +161,6 @@ def _load_base(task: Task, path: str, note: Note, part: LoadedPart = WHOLE) -> A
     if streamed is not None and streamed.unpinned_bytes:
         size = size_words(streamed.unpinned_bytes)
         note(f"streamed: this system pins no more memory, so {size} of the layers lie in memory that is not pinned, and come slower")
-    held = stored_weights.held(found, how)
     if held is not None:
         from homelab.worker.model import experts_loading
 
@@ -188,7 +188,7 @@ def load_base(
     where: str,
     reader: Callable[..., Any] | None = None,
 ) -> Any:
-    """The base model as it is trained on, and asked afterwards: quantised (NF4, INT8), or in `dtype` ("auto": as it is stored).
+    """The base model as it is trained on, and asked afterwards: quantised (`stored_weights.wanted`), or in `dtype` ("auto": as it is stored).
 
     `card` None: on the CPU. `where` is named when bitsandbytes is not installed. `reader` reads the files where it is not transformers' own. Raises
     WorkerError for what cannot be loaded.
@@ -198,7 +198,7 @@ def load_base(
     config = base_kind.config_of(path, revision)
     stored = stored_weights.of(config)
     options: dict[str, Any] = {"revision": revision, "dtype": dtype, **stored_weights.options(stored, config)}
-    quantisation = stored_weights.held(stored, quantisation)
+    leaves, quantisation = stored_weights.leaves_experts(stored, quantisation), stored_weights.held(stored, quantisation)
     stored_weights.refuse_quantising(config.model_type, quantisation)
     if quantisation is not None:
         if importlib.util.find_spec("bitsandbytes") is None:
@@ -216,7 +216,7 @@ def load_base(
         options["device_map"] = {"": card}
     elif quantisation is not None:
         options["device_map"] = {"": "cpu"}
-    with _holding_experts(quantisation == NF4 and (stored is None or quantised_cache.is_stored(path))):
+    with _holding_experts(quantisation == NF4 and (stored is None or quantised_cache.is_stored(path)), leaves=leaves):
         if reader is None:
             options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
             model = base_kind.whole(from_pretrained(AutoModelForCausalLM, path, **options), path)
@@ -238,13 +238,13 @@ def load_base(
     return model
 
 
-def _holding_experts(in_4_bits: bool) -> contextlib.AbstractContextManager[None]:
-    """Around a load that holds routed experts in 4 bits, too; files that others quantised are read as they are."""
-    if not in_4_bits:
+def _holding_experts(in_4_bits: bool, *, leaves: bool) -> contextlib.AbstractContextManager[None]:
+    """Around a load that holds routed experts in 4 bits, too, or leaves them in MXFP4; files that bitsandbytes quantised are read as they are."""
+    if not (in_4_bits or leaves):
         return contextlib.nullcontext()
     from homelab.worker.model import experts_loading
 
-    return experts_loading.quantising()
+    return experts_loading.as_stored() if leaves else experts_loading.quantising()
 
 
 def enable_checkpointing(model: Any) -> None:

@@ -55,6 +55,12 @@ def even(choices: torch.Tensor, num_experts: int) -> list[int]:
     return [each + (number < over) for number in range(num_experts)]
 
 
+def chosen(experts: Sequence[int], device: torch.device) -> Any:
+    """An index of these experts: neighbours are read where they are, others are put together first."""
+    first, last = experts[0], experts[-1]
+    return slice(first, last + 1) if list(experts) == list(range(first, last + 1)) else torch.tensor(experts, device=device)
+
+
 def fits(part: Any) -> bool:
     """Whether this module is transformers' fused experts in the form that can be held in 4 bits: no biases, gate before up, outputs before inputs."""
     return (
@@ -69,7 +75,7 @@ def fits(part: Any) -> bool:
 
 def is_fused(part: Any) -> bool:
     """Whether this module has the matrices of several experts in tensors of its own, as they are read."""
-    return any(
+    return hasattr(part, "matrices") or any(
         weight.dim() == 3 and weight.is_floating_point() and hasattr(part, "num_experts")
         for weight in part._parameters.values()
         if weight is not None
@@ -77,7 +83,7 @@ def is_fused(part: Any) -> bool:
 
 
 def can_be_held(part: Any) -> bool:
-    """Whether this module is of that form, in 16 bits or in 4 (`quantised_experts`)."""
+    """Whether this module is of that form, in 16 bits or in NF4 (`quantised_experts`)."""
     return hasattr(part, "shape_of") or fits(part)
 
 
@@ -102,10 +108,10 @@ class _Products(torch.autograd.Function):
 
 def _multiplied(rows: torch.Tensor, experts: Any, name: str, each: Sequence[int], *, is_back: bool = False) -> torch.Tensor:
     """Computed in the type of the matrices, as a 4-bit layer of bitsandbytes does. `is_back`: of gradients [rows, out], those of the rows that went in."""
-    if not hasattr(experts, "shape_of"):
+    if not hasattr(experts, "matrices"):
         weights = getattr(experts, name)
         return multiplied(rows.to(weights.dtype), weights, each, is_back=is_back)
-    width_out, width_in = experts.shape_of(name).shape[1:]
+    width_out, width_in = experts.shapes[name]
     rows = rows.to(experts.dtype)
     result = rows.new_empty((len(rows), width_in if is_back else width_out))
     taken = [number for number, count in enumerate(each) if count]

@@ -19,7 +19,7 @@ from bitsandbytes.functional import QuantState
 
 from homelab.shared.protocol.quantisation import NF4, NF4_BLOCK, NF4_DOUBLE_BLOCK
 from homelab.worker.model import weight_digests
-from homelab.worker.model.fused_experts import MATRICES, products, routed
+from homelab.worker.model.fused_experts import MATRICES, chosen, products, routed
 
 _PARTS = ("codes", "scales", "double_scales", "offset")
 
@@ -73,11 +73,8 @@ class QuantisedExperts(torch.nn.Module):
     def matrices(self, name: str, experts: Sequence[int]) -> torch.Tensor:
         """What the 4 bits of these experts' matrices stand for: [number of experts, out, in] in the dtype of the weights that were quantised. A scale is made as
         bitsandbytes makes it (functional.py, dequantize_4bit), of all these experts at once."""
-        first, last = experts[0], experts[-1]
-        is_row = list(experts) == list(range(first, last + 1))
-        # Neighbours are read where they are, others are put together first.
-        chosen: Any = slice(first, last + 1) if is_row else torch.tensor(experts, device=getattr(self, f"offset_{name}").device)
-        codes, scales, double_scales, offset = (getattr(self, f"{part}_{name}")[chosen] for part in _PARTS)
+        some = chosen(experts, getattr(self, f"offset_{name}").device)
+        codes, scales, double_scales, offset = (getattr(self, f"{part}_{name}")[some] for part in _PARTS)
         shape, (count, blocks) = self.shapes[name], scales.shape
         table, double_table = _tables(codes.device)
         absmax = double_table[scales.int()].mul_(double_scales.repeat_interleave(NF4_DOUBLE_BLOCK, 1)[:, :blocks]).add_(offset.unsqueeze(1))

@@ -1,7 +1,8 @@
 """Base models whose files are quantised already: which homelab trains on, and how transformers is to read them.
 
-bitsandbytes holds them as they are stored. FP8 and MXFP4 become 16-bit weights while they are read, on every node: computing in them is
-another function on each kind of card. GPTQ, AWQ and the others need packages that homelab neither installs nor has tried.
+bitsandbytes holds them as they are stored. FP8 and MXFP4 become 16-bit weights, on every node: computing in them is another function on each
+kind of card. They do while they are read; the experts of gpt-oss do for each pass (`stored_experts`), where they are neither trained nor merged.
+GPTQ, AWQ and the others need packages that homelab neither installs nor has tried.
 """
 
 from __future__ import annotations
@@ -85,6 +86,16 @@ def widen(model: Any, stored: Stored | None, dtype: Any) -> None:
         model.to(dtype)
 
 
-def held(stored: Stored | None, wanted: str | None) -> str | None:
-    """NF4, INT8 or None: how the base is held, of what the files are and what the recipe wants."""
-    return stored.held if stored is not None else wanted
+def wanted(method: Method) -> str | None:
+    """How the base shall be held: NF4, INT8, or None for plain weights, which are trained. MXFP4: routed experts stay so where the files have them so."""
+    return method.quantisation or (None if method.kind == "full" else quantisation.MXFP4)
+
+
+def leaves_experts(stored: Stored | None, how: str | None) -> bool:
+    """Whether routed experts stay in MXFP4, of what the files are and what is `wanted`."""
+    return stored is not None and stored.method == quantisation.MXFP4 == how
+
+
+def held(stored: Stored | None, how: str | None) -> str | None:
+    """NF4, INT8 or None: how the linear layers are held, of what the files are and what is `wanted`."""
+    return stored.held if stored is not None else None if how == quantisation.MXFP4 else how

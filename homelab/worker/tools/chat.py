@@ -113,6 +113,7 @@ def place(
     import torch
 
     from homelab.worker.checkpoints.async_save import available_bytes
+    from homelab.worker.model import stored_weights
     from homelab.worker.model.pretrained import DTYPES
 
     method, revision = run["recipe"]["method"], run["recipe"]["model"].get("revision")
@@ -120,7 +121,7 @@ def place(
     dtype = None if method["kind"] == "full" else DTYPES[_precision(run_dir)]
     added = sum(file.stat().st_size for file in trained.glob("*.safetensors")) if trained and method["kind"] != "full" else 0
     needed = footprint.answer_bytes(
-        source, revision, quantisation=section(Method, run["recipe"]).quantisation, dtype=dtype, tokens=tokens, added_bytes=added
+        source, revision, quantisation=stored_weights.wanted(section(Method, run["recipe"])), dtype=dtype, tokens=tokens, added_bytes=added
     )
     if beside_base and method["kind"] == "full" and trained is not None:
         base = footprint.answer_bytes(
@@ -175,14 +176,14 @@ def load(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, ca
     """The model at `path` as it was trained on, with what `trained_folder` found. `card` None: on the CPU. `dtype` None: that of the training, whose
     quantised base may lie on this node."""
     from homelab.worker.checkpoints.weights import load_adapter, load_weights
-    from homelab.worker.model import quantised_cache
+    from homelab.worker.model import quantised_cache, stored_weights
     from homelab.worker.model.build import add_adapters, load_base
     from homelab.worker.model.pretrained import DTYPES
 
     method = run["recipe"]["method"]
     if trained is not None and _is_whole(method, trained):
         return load_base(str(trained), None, None, "auto", card, "this node")
-    how, of_training = section(Method, run["recipe"]).quantisation, DTYPES[_precision(run_dir)]
+    how, of_training = stored_weights.wanted(section(Method, run["recipe"])), DTYPES[_precision(run_dir)]
     source = section(Model, run["recipe"])
     read = functools.partial(
         load_base, quantisation=how, dtype="auto" if method["kind"] == "full" else dtype or of_training, card=card, where="this node"

@@ -78,17 +78,21 @@ def answer_bytes(
     """Bytes of the model at `path`, or of one stage of it, with its cache of `tokens` tokens, from its config alone; None where no model can be
     built of that.
 
-    `quantisation`: of the base; `dtype`: of weights that are not quantised, None for that of the file. `added_bytes`: of the adapters. Two
+    `quantisation`: of the base (`stored_weights.wanted`); `dtype`: of weights that are not quantised, None for that of the file. `added_bytes`: of the adapters. Two
     weights more, as large as the largest, are under way while it is loaded.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
+
+    from homelab.worker.model import stored_experts, stored_weights
 
     try:
         config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
         dtype = dtype or getattr(config, "dtype", None) or torch.float32
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+            if stored_weights.leaves_experts(stored_weights.of(config), quantisation):
+                stored_experts.install(model)
         text = config.get_text_config()
         layers = text.num_hidden_layers
         if stage is not None:
@@ -116,18 +120,20 @@ def stored_dtype(path: str, revision: str | None) -> Any:
 
 
 def weight_bytes(model: Any, how: str | None) -> float:
-    """Bytes of the weights; quantised ones are all linear layers but the head, and in 4 bits the routed experts."""
+    """Bytes of the weights; quantised ones are all linear layers but the head, and in 4 bits the routed experts. In MXFP4 these are as they are."""
     import torch
 
     from homelab.worker.model import fused_experts
 
     head, held = model.get_output_embeddings(), set()
+    how = None if how == quantisation.MXFP4 else how
     for part in model.modules() if how is not None else ():
         if isinstance(part, torch.nn.Linear) and part is not head:
             held.add(id(part.weight))
         elif how == quantisation.NF4 and fused_experts.fits(part):
             held |= {id(weight) for weight in part.parameters()}
-    return sum(
+    packed: float = sum(buffer.nbytes for buffer in model.buffers() if buffer.dtype == torch.uint8)
+    return packed + sum(
         parameter.shape[:-2].numel() * quantisation.matrix_bytes(how, *parameter.shape[-2:])
         if how is not None and id(parameter) in held
         else float(parameter.numel() * parameter.itemsize)

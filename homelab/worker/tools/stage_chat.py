@@ -114,14 +114,14 @@ def _load(task: Task, question: dict[str, Any], *, is_final: bool) -> tuple[Any,
 
     Whole trained weights are in final/ in the precision of the training. Raises WorkerError or NoRoom.
     """
-    from homelab.worker.model import kept_layers, quantised_cache
+    from homelab.worker.model import kept_layers, quantised_cache, stored_weights
     from homelab.worker.model.build import add_adapters, load_base
     from homelab.worker.model.kept_layers import KeptLayers
     from homelab.worker.model.pretrained import DTYPES, load_tokenizer, model_path
     from homelab.worker.strategies.pipeline import stage_reader
 
     assert task.stage is not None, "this needs a plan with stages"
-    path, how = model_path(task.run), task.method.quantisation
+    path, how = model_path(task.run), stored_weights.wanted(task.method)
     tokens = chat.encode(task.run, load_tokenizer(task.run, path), [{"role": "user", "content": question["prompt"]}])
     is_full = task.method.kind == "full"
     dtype = DTYPES[task.precision] if not is_full or is_final else footprint.stored_dtype(path, task.model.revision)
@@ -144,12 +144,13 @@ def _place(task: Task, path: str, dtype: Any, tokens: int) -> footprint.Place:
     import torch
 
     from homelab.worker.checkpoints.async_save import available_bytes
+    from homelab.worker.model import stored_weights
 
     stage, streaming = task.stage, task.streaming
     if stage is not None and streaming is not None:  # of the streamed layers, the device holds as many as there are places
         stage = dataclasses.replace(stage, end=stage.end - max(0, streaming.layers - streaming.places))
     needed = footprint.answer_bytes(
-        path, task.model.revision, quantisation=task.method.quantisation, dtype=dtype, tokens=tokens, added_bytes=0, stage=stage
+        path, task.model.revision, quantisation=stored_weights.wanted(task.method), dtype=dtype, tokens=tokens, added_bytes=0, stage=stage
     )
     cards = []
     if task.device == "cuda" and torch.cuda.is_available() and task.local_rank < torch.cuda.device_count():

@@ -72,7 +72,7 @@ def check_samples_stay_apart(model: Any, device: torch.device) -> None:
         before, after = (model(input_ids=ids, position_ids=positions).logits[0, 4:] for ids in (tokens, other))
     if not torch.equal(before, after):
         raise WorkerError(
-            f"{type(model).__name__} mixes packed samples",
+            f"{type(inspection.base_of(model)).__name__} mixes packed samples",
             where="[data] packing in the recipe",
             hint="set packing = false: this model does not read sample ends from position ids",
             needs_launch=True,

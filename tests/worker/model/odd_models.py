@@ -122,3 +122,40 @@ def in_eight_float_bits(model: Path, folder: Path) -> tuple[Path, Path]:
     config["quantization_config"] = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
     (narrow / "config.json").write_text(json.dumps(config))
     return narrow, plain
+
+
+def in_four_float_bits(model: Path, folder: Path, *, layers: int = 3) -> tuple[Path, Path]:
+    """A tiny gpt-oss with its experts in MXFP4, and the plain model of the same numbers, as transformers reads them. Both have this model's tokenizer."""
+    from safetensors.torch import load_file, save_file
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    stored, plain = folder / "mxfp4", folder / "plain"
+    tokenizer, draw = transformers.AutoTokenizer.from_pretrained(model), torch.Generator().manual_seed(1)
+    config = transformers.AutoConfig.for_model(
+        "gpt_oss", vocab_size=len(tokenizer), hidden_size=64, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=16, num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=512, sliding_window=24, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+        initializer_range=0.15,
+    )  # fmt: skip
+    torch.manual_seed(5)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(plain)
+    tokenizer.save_pretrained(plain)
+    shutil.copytree(plain, stored)
+    files, values = {}, {}
+    for name, weight in load_file(plain / "model.safetensors").items():
+        files[name] = values[name] = weight
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            experts, width_in, width_out = weight.shape
+            blocks = torch.randint(0, 256, (experts, width_out, width_in // 32, 16), dtype=torch.uint8, generator=draw)
+            scales = torch.randint(119, 123, blocks.shape[:3], dtype=torch.uint8, generator=draw)
+            del files[name]
+            files |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            values[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+        elif name.endswith("_bias"):
+            files[name] = values[name] = torch.randn(weight.shape, generator=draw) / 10
+    save_file(files, stored / "model.safetensors", metadata={"format": "pt"})
+    save_file(values, plain / "model.safetensors", metadata={"format": "pt"})
+    whole = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    settings = json.loads((plain / "config.json").read_text())
+    settings["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": whole}
+    (stored / "config.json").write_text(json.dumps(settings))
+    return stored, plain

@@ -85,7 +85,7 @@ def _gathered_per_pass(
     full = method.kind == "full"
     stored = _FP32 if full else width(precision)
     ends = shape.embedding_parameters + shape.head_parameters
-    packed = shape.quantised_parameters(method.quantisation)  # quantised weights are not divided
+    packed = shape.quantised_parameters(shape.held(method))  # quantised weights are not divided
     undivided = max(0, base_bytes - stored * (shape.total - packed))
     blocks = _BLOCKS * stored * (shape.block_parameters - packed) // shape.layers
     adapters = 0 if full else _BLOCKS * _FP32 * trainable // shape.layers

@@ -77,6 +77,7 @@ COMMUNICATOR_BYTES = 256 * 2**20
 # What torch's allocator holds beyond what is in use, of what comes and goes: published rows have 8 to 45 % (T4), an H100 had 3 to 19 % of all,
 # each without expandable segments. With a tenth, plans are nearest to what others measured (scripts/bench foresight).
 ALLOCATOR_FRACTION = 0.10
+_CODE_BYTES = 2  # an int32 for two weights
 # Measured with torch 2.13 (CPU build), transformers 5.23, TRL, PEFT and bitsandbytes: 501 MiB resident in a worker after the
 # first step of a tiny model, 219 MiB in the torchrun beside it.
 PROCESS_BYTES = 720 * 2**20
@@ -91,11 +92,11 @@ def base_weight_bytes(architecture: Architecture, method: Method, precision: str
     """Bytes of the base model on one rank.
 
     qlora: NF4 with double quantisation for the linears and the experts of the blocks (0.516 bytes), b for embedding, head, routers, biases and
-    norms; lora: b for all, or with an 8-bit base 1 for those linears (and their scales); full: 4 for all (fp32 masters).
+    norms; lora: b for all, with an 8-bit base 1 for those linears (and their scales), 0.531 for experts in MXFP4; full: 4 for all (fp32 masters).
     """
     if method.kind == "full":
         return TRAINED_BYTES * architecture.total
-    how = method.quantisation
+    how = architecture.held(method)
     if how is None:
         return width(precision) * architecture.total
     rest = architecture.total - architecture.quantised_parameters(how)
@@ -178,11 +179,12 @@ def _torch_bytes(architecture: Architecture, method: Method, train: Train, setup
 
 
 def _dequantised_bytes(architecture: Architecture, method: Method, precision: str) -> int:
-    """The largest matrix that a product makes of few bits, or those of several experts that are made at once."""
-    found, of_layer = [0], architecture.experts.count if architecture.experts else 1
-    for matrix in architecture.quantised(method.quantisation):
+    """The largest matrix that a product makes of few bits, or those of several experts that are made at once. Of MXFP4, with the numbers of its codes."""
+    found, of_layer, how = [0], architecture.experts.count if architecture.experts else 1, architecture.held(method)
+    for matrix in architecture.quantised(how):
         size = width(precision) * matrix[0].weights
-        found.append(size * quantisation.experts_at_once(size, of_layer if matrix in architecture.routed else 1))
+        codes = _CODE_BYTES * matrix[0].weights if how == quantisation.MXFP4 else 0
+        found.append((size + codes) * quantisation.experts_at_once(size, of_layer if matrix in architecture.routed else 1))
     return max(found)
 
 

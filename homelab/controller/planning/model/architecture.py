@@ -11,7 +11,8 @@ import functools
 from dataclasses import dataclass, replace
 
 from homelab.controller.planning.model.layers import DeltaRule, Experts, Latent, Linear, WideAttention
-from homelab.shared.protocol.quantisation import NF4
+from homelab.shared.protocol.quantisation import MXFP4, NF4
+from homelab.shared.recipe import Method
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Architecture:
     `norms_all_heads`: the norms of queries and keys are as wide as all heads together. `scales_logits`: no fused loss computes it. `experts`: of a
     mixture, in every layer but its dense ones; `intermediate` is then the width of these. `latent`: how it attends in place of `kv_heads` and `head_dim`.
     `sinks`: every head has a number that it attends to, and attention has no kernel but the plain one. `widened`: its files are quantised already and
-    read as 16 bits, so no method quantises it again. `delta`: what some layers have in place of attention. `gated_output`: what attention gives is
+    stand for 16 bits, so no method quantises it again. `delta`: what some layers have in place of attention. `gated_output`: what attention gives is
     multiplied by a gate as wide, which q_proj makes, too; norms then compute in fp32 to their end. `outside`: the weights of
     parts for images, which a stage does not load. `wide`: attention with heads of another size in some layers. `joins_values`: keys are the values, too.
     `value_norm`: values have a norm, which has no weights.
@@ -167,10 +168,17 @@ class Architecture:
         sizes = [count * matrix.weights for count, matrix in of_all] + [count * matrix.outputs for count, matrix in of_all if matrix.bias]
         return tuple((size, self.expert_layers) for size in sizes)
 
+    def held(self, method: Method) -> str | None:
+        """NF4, INT8, MXFP4, or None: how the base has its matrices in few bits."""
+        return MXFP4 if self.experts is not None and self.experts.is_stored and method.kind != "full" else method.quantisation
+
     def quantised(self, how: str | None) -> tuple[tuple[Linear, int], ...]:
-        """The matrices that a base held so has in few bits, with how many there are: every nn.Linear of the blocks, and in NF4 the experts."""
+        """The matrices that a base held so has in few bits, with how many there are: every nn.Linear of the blocks, and in NF4 the experts; in MXFP4
+        the experts alone."""
         if how is None:
             return ()
+        if how == MXFP4:
+            return self.routed
         return (*self.linears, *self.routed) if how == NF4 and self.experts and self.experts.packs else self.linears
 
     def quantised_parameters(self, how: str | None) -> int:

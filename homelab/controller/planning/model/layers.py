@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from homelab.shared.law.stage import EXPERT_COUNTS
+from homelab.shared.protocol import quantisation
 
 # Far beyond any model, and small enough that no estimate overflows.
 _MOST = 10**8
@@ -35,7 +36,8 @@ class Experts:
     """The routed experts of each layer that has some: `count` of them, of which a token takes `per_token`, each as wide as `width` features.
 
     `shared_width`: of the expert that every token takes, 0 where there is none. `dense_layers`: how many layers have a plain MLP in place of
-    experts. `has_biases`: experts and router have them. `packs`: whether a base in 4 bits has its experts in 4 bits, too. `weighs_in_fp32`: the
+    experts. `has_biases`: experts and router have them. `packs`: whether a base in 4 bits has its experts in 4 bits, too. `is_stored`: its files have them in
+    MXFP4, and they stay so where adapters are trained. `weighs_in_fp32`: the
     outputs of a token's experts are added with weights in fp32. `clamps`: gate and up are limited before they are multiplied.
     `gates_shared`: a matrix of one row weighs the shared expert; it counts as a row of the router.
     """
@@ -47,6 +49,7 @@ class Experts:
     dense_layers: int = 0
     has_biases: bool = False
     packs: bool = True
+    is_stored: bool = False
     weighs_in_fp32: bool = False
     clamps: bool = False
     gates_shared: bool = False
@@ -169,13 +172,15 @@ def experts_of(config: Mapping[str, Any], layers: int) -> Experts | None:
     if not (width and 0 < per_token <= count) or dense is None or dense >= layers or not isinstance(shared, int):
         return None
     is_gpt_oss, has_one_shared = kind == "gpt_oss", kind in _DELTA
+    files = quantisation.stored_of(dict(config))
+    is_stored = is_gpt_oss and files is not None and files.method == quantisation.MXFP4
     shared_width = count_of(config.get("shared_expert_intermediate_size", 512)) if has_one_shared else count_of(shared) * width
     if kind == "gemma4_text":  # its MLP is there beside the experts
         shared_width = count_of(config.get("intermediate_size"))
     if (has_one_shared or kind == "gemma4_text") and not shared_width:
         return None
     return Experts(
-        count, per_token, width, shared_width, dense, has_biases=is_gpt_oss, packs=not is_gpt_oss,
+        count, per_token, width, shared_width, dense, has_biases=is_gpt_oss, packs=not is_gpt_oss, is_stored=is_stored,
         weighs_in_fp32=kind in ("mixtral", "deepseek_v2"), clamps=is_gpt_oss, gates_shared=has_one_shared,
     )  # fmt: skip
 

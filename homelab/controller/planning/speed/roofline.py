@@ -41,11 +41,14 @@ _PARTS_OF_PEAK = {
     r"RTX [3-5]0\d\d": 0.62,  # GeForce. 3090: .67, 4090: .56 to .82 in six rows
 }
 _OTHERS = 0.35
-# Products of 4-bit weights are those of 16-bit ones, in pieces as they come out of the dequantisation: 0.85 to 1.0 in rows that have both.
+# Products of 4-bit weights are those of 16-bit ones, in pieces as they come out of the dequantisation: 0.85 to 1.0 in rows that have both. Experts in
+# MXFP4 were not measured; they come in pieces, too.
 NF4_PART = 0.9
+# A quantised weight is read packed, written as a 16-bit one, and that is read by the product. Of MXFP4 the codes are written and read as int32, of two weights each.
+_PACKED_BYTES = {None: 0.0, quantisation.INT8: 1.0 + 4, quantisation.NF4: quantisation.NF4_BYTES + 4, quantisation.MXFP4: 0.5 + 4 + 4}
 # What the host needs to start the kernels of one layer, forward, again (checkpointing) and backward: passes of 256 and 512 tokens take the same
 # 5.2 ms per layer (1.8B on an A100, published), 4.4 to 5.0 at 7B and 14B, 7.6 on an RTX 5090 in one report. NF4 starts more of them.
-LAUNCH_S_PER_LAYER = {None: 0.0050, quantisation.INT8: 0.0060, quantisation.NF4: 0.0065}
+LAUNCH_S_PER_LAYER = {None: 0.0050, quantisation.INT8: 0.0060, quantisation.NF4: 0.0065, quantisation.MXFP4: 0.0050}
 # Experts in 4 bits or with adapters are computed some at a time (`homelab.worker.model.fused_experts`), others all at once. Of one expert in the three rounds
 # of a pass, measured on an H200 with a layer of Qwen3-30B-A3B and a product for each expert: 0.40 ms with 256 tokens, 0.41 with 2,048. One product for
 # several experts, from Ampere on, has not been measured, and neither have adapters on them.
@@ -85,17 +88,16 @@ def attention_flops_per_token(architecture: Architecture, train: Train) -> float
 
 def roofline(card: Card, architecture: Architecture, method: Method, train: Train, precision: str) -> Speed:
     """The guessed Speed of one rank on this card."""
-    quantised, rounds = method.quantisation, 3 if train.gradient_checkpointing else 2
-    reached = part_of_peak(card) * (NF4_PART if quantised == quantisation.NF4 else 1.0)
+    quantised, rounds = architecture.held(method), 3 if train.gradient_checkpointing else 2
+    reached = part_of_peak(card) * (NF4_PART if quantised in (quantisation.NF4, quantisation.MXFP4) else 1.0)
     peak = card.peak_flops * reached * (FP32_PART if precision == "fp32" else 1.0)
     few_bits = architecture.quantised_parameters(quantised)
-    # A quantised weight is read packed, written as a 16-bit one, and that is read by the product.
-    packed = {None: 0.0, quantisation.INT8: 1.0 + 4, quantisation.NF4: quantisation.NF4_BYTES + 4}[quantised]
+    packed = _PACKED_BYTES[quantised]
     read_s = rounds * architecture.block_parameters * (4 if precision == "fp32" else 2) / card.bandwidth_bytes_per_s
     trainable = rank_memory.trainable_parameters(architecture, method)
     launch_s = LAUNCH_S_PER_LAYER[quantised] * architecture.layers
     in_turn = quantised == quantisation.NF4 or (method.kind != "full" and method.targets == WITH_EXPERTS)
-    if architecture.experts is not None and architecture.experts.packs and in_turn:
+    if architecture.experts is not None and ((architecture.experts.packs and in_turn) or quantised == quantisation.MXFP4):
         launch_s += LAUNCH_S_PER_EXPERT * architecture.experts.count * architecture.expert_layers
     return Speed(
         step_s=_OPTIMIZER_BYTES * trainable / card.bandwidth_bytes_per_s,

@@ -108,7 +108,7 @@ class Zero3(Sharded):
             return None
         method, shape = job.recipe.method, job.shape
         trained = rank_memory.trainable_parameters(shape, method)
-        sharded = shape.total - shape.quantised_parameters(method.quantisation)
+        sharded = shape.total - shape.quantised_parameters(shape.held(method))
         stored = 4 * sharded if method.kind == "full" else width(job.precision) * sharded + 4 * trained
         ends = (4 if method.kind == "full" else width(job.precision)) * (shape.embedding_parameters + shape.head_parameters)
         return passes * (2 * stored - ends + 4 * trained)  # embeddings, head and norms stay from the forward pass to the backward pass
@@ -159,7 +159,7 @@ def _read_bytes(job: TrainingJob) -> int:
     for a model of 269 MB). Other numbers are made while they are read, by each rank for itself: 4 bytes a weight for full training.
     """
     method = job.recipe.method
-    if job.shape is None or method.quantisation is not None:
+    if job.shape is None or job.shape.held(method) is not None:
         return 0
     if method.kind == "full":
         return rank_memory.TRAINED_BYTES * job.shape.total

@@ -1,0 +1,89 @@
+"""The routed experts of a layer as the files of gpt-oss have them: MXFP4, numbers of 4 bits with one exponent for 32 of them. It takes the place of
+transformers' own module, which holds them in 16 bits: 38 GB of gpt-oss-20b, where the files have 10 GB.
+
+Nothing is rounded: a number of MXFP4 (OCP Microscaling Formats, version 1.0) is one of bf16, too. So it is the training of experts in 16 bits. A pass
+makes the matrices of some experts at a time, in either direction, as it does of NF4 (`quantised_experts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from homelab.shared.protocol.quantisation import MXFP4_BLOCK
+from homelab.worker.model.fused_experts import MATRICES, chosen, products, routed
+
+# What the codes 0 to 15 stand for: one bit for the sign, two for the exponent, one for the rest.
+_VALUES = tuple(sign * value for sign in (1.0, -1.0) for value in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0))
+_PAIRS = tuple((_VALUES[byte % 16], _VALUES[byte // 16]) for byte in range(256))  # a byte's two numbers
+_EXPONENT_OF_ONE = 127
+
+
+class StoredExperts(torch.nn.Module):
+    """Of a matrix `name` [out, in] in each of E experts, with the names of the files: buffers `name_blocks` [E, out, in / 32, 16] uint8, two numbers in a
+    byte, and `name_scales` [E, out, in / 32] uint8, exponents of two; and the parameter `name_bias` [E, out]."""
+
+    def __init__(self, experts: Any) -> None:
+        """`experts`: transformers' module, for which `fits` is true; its matrices are not read. The buffers are empty."""
+        super().__init__()
+        self.num_experts: int = experts.num_experts
+        self.shapes = {name: tuple(getattr(experts, name).transpose(1, 2).shape[1:]) for name in MATRICES}
+        self._apply_gate = experts._apply_gate  # bound to transformers' module, which is no part of the model any more
+        for name, (width_out, width_in) in self.shapes.items():
+            device = getattr(experts, name).device
+            delattr(experts, name)
+            self.register_parameter(f"{name}_bias", experts._parameters.pop(f"{name}_bias").requires_grad_(False))
+            scales = (self.num_experts, width_out, width_in // MXFP4_BLOCK)
+            self.register_buffer(f"{name}_blocks", torch.empty((*scales, MXFP4_BLOCK // 2), dtype=torch.uint8, device=device))
+            self.register_buffer(f"{name}_scales", torch.empty(scales, dtype=torch.uint8, device=device))
+        self._is_hf_initialized = True  # transformers draws nothing for it
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which it computes."""
+        found: torch.dtype = self.down_proj_bias.dtype
+        return found
+
+    def matrices(self, name: str, experts: Sequence[int]) -> torch.Tensor:
+        """What these experts' matrices are: [number of experts, out, in]."""
+        blocks, scales = getattr(self, f"{name}_blocks"), getattr(self, f"{name}_scales")
+        some = chosen(experts, blocks.device)
+        pairs = torch.tensor(_PAIRS, dtype=self.dtype, device=blocks.device)
+        values = torch.nn.functional.embedding(blocks[some].int(), pairs).flatten(-2)
+        torch.ldexp(values, (scales[some].int() - _EXPONENT_OF_ONE).unsqueeze(-1), out=values)
+        return values.view(len(experts), *self.shapes[name])
+
+    def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden], of the experts [tokens, k] that each token chose and their weights [tokens, k]."""
+
+        def with_biases(name: str, rows: torch.Tensor, each: Sequence[int]) -> torch.Tensor:
+            biases = getattr(self, f"{name}_bias")
+            of_rows = torch.tensor(each, device=biases.device)
+            return products(self, name, rows, each) + biases.repeat_interleave(of_rows, 0, output_size=len(rows))
+
+        return routed(self, hidden_states, top_k_index, top_k_weights, with_biases)
+
+
+def fits(part: Any) -> bool:
+    """Whether this module is transformers' experts in the form of gpt-oss: inputs before outputs, with biases, in whole blocks."""
+    return (
+        {name for name, _ in part.named_parameters(recurse=False)} == {*MATRICES, *(f"{name}_bias" for name in MATRICES)}
+        and hasattr(part, "_apply_gate")
+        and all(getattr(part, key, False) for key in ("has_gate", "has_bias", "is_transposed"))
+        and all(getattr(part, name).dim() == 3 and getattr(part, name).shape[1] % MXFP4_BLOCK == 0 for name in MATRICES)
+    )
+
+
+def places(model: Any) -> Iterator[tuple[str, Any]]:
+    """The modules of a model for which `fits` is true, by name."""
+    yield from [(name, part) for name, part in model.named_modules() if fits(part)]
+
+
+def install(model: Any) -> bool:
+    """Put `StoredExperts` in the place of all modules where they fit; whether there was one."""
+    found = list(places(model))
+    for name, part in found:
+        model.set_submodule(name, StoredExperts(part))
+    return bool(found)
