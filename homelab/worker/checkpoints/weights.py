@@ -79,7 +79,8 @@ def load_adapter(model: Any, folder: Path) -> Any:
 
 
 def _name_all_layers(stage: Any, task: Task) -> None:
-    """Let the settings of a stage's adapters name those of the whole model, as one process does: what reads them puts adapters nowhere else."""
+    """Let the settings of a stage's adapters name those of the whole model, as one process does: what reads them puts adapters nowhere else. A model with
+    layers from the host lacks a part for images, as a stage does."""
     from transformers import AutoModelForCausalLM
 
     from homelab.worker.model.build import add_adapters
@@ -131,7 +132,7 @@ def write_final(
     """
     partial = task.run_dir / ".final.partial"
     shutil.rmtree(partial, ignore_errors=True)
-    model.config.use_cache = True  # the Trainer turned it off for training; generating needs it
+    inspection.let_cache(model, True)  # the Trainer turned it off for training; generating needs it
     scores = task.objective is not None and task.objective.scores
     tensors = score_head.named(tensors) if scores else tensors
     try:
@@ -140,7 +141,7 @@ def write_final(
             model.config.dtype = dtype
             saving.save_whole(model, partial, state_dict={name: tensor.to(dtype) for name, tensor in tensors.items()})
         else:
-            if is_stage:
+            if is_stage or host_layers.of(model) is not None:
                 _name_all_layers(model, task)
             model.save_pretrained(partial, state_dict=tensors, save_embedding_layers=False)
             if (

@@ -175,7 +175,7 @@ def _load_base(task: Task, path: str, note: Note, part: LoadedPart = WHOLE) -> A
         if left:
             note(left)
     # With a cache, transformers ignores the ends of packed samples (masking_utils._preprocess_mask_arguments).
-    model.config.use_cache = False
+    inspection.let_cache(model, False)
     return model
 
 

@@ -128,12 +128,22 @@ def outside_language(model: Any) -> tuple[str, ...]:
     return tuple(name for name in names if not any(name.startswith(f"{other}.") for other in names))
 
 
+def let_cache(model: Any, value: bool) -> None:
+    """Whether its passes keep keys and values. A model that sees says so twice, and its language part alone, a stage of a pipeline, reads its own word."""
+    for config in (model.config, model.config.get_text_config()):
+        config.use_cache = value
+
+
+def towers(model: Any) -> tuple[str, ...]:
+    """What the names of their weights begin with."""
+    return tuple(f"{_prefix(model)}{name}." for name in outside_language(model))
+
+
 def without_gradient(model: Any) -> tuple[str, ...]:
     """The trainable parameters that get no gradient in a training on text. Of experts, a few tokens reach some only: they are never counted."""
-    towers = tuple(f"{_prefix(model)}{name}." for name in outside_language(model))
     inside = {id(parameter) for whole in language(model) for parameter in whole.parameters()}
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    named = {name for name, parameter in trained.items() if name.startswith(towers) and id(parameter) not in inside}
+    named = {name for name, parameter in trained.items() if name.startswith(towers(model)) and id(parameter) not in inside}
     graph = unreached(model)
     return tuple(name for name in trained if name in named or (graph is not None and name in graph and "expert" not in name))
 

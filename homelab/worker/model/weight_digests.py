@@ -58,8 +58,8 @@ def trained(model: Any) -> str:
     return joined(each({name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}))
 
 
-def base(model: Any) -> tuple[str, str]:
-    """(as it was read, as it is held) of all that is not trained.
+def base(model: Any, without: tuple[str, ...] = ()) -> tuple[str, str]:
+    """(as it was read, as it is held) of all that is not trained, but for weights whose names begin so.
 
     They differ where weights were quantised here (`noting_sources`): the first has what was quantised, the second the codes with their
     scales. The same 16-bit weights can become other codes on another kind of card: bitsandbytes takes the mean of a matrix's scales, a sum
@@ -68,7 +68,8 @@ def base(model: Any) -> tuple[str, str]:
     """
     own = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     with host_layers.shown(model):
-        tensors = {name: value for name, value in model.state_dict().items() if name not in own and isinstance(value, torch.Tensor)}
+        frozen = {name: value for name, value in model.state_dict().items() if name not in own and not name.startswith(without)}
+        tensors = {name: value for name, value in frozen.items() if isinstance(value, torch.Tensor)}
         digests = each(tensors)
     read = dict(digests)
     for name, source in sources(model).items():

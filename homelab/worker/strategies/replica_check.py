@@ -14,7 +14,7 @@ import torch
 
 from homelab.shared.protocol import checkpoint_copies
 from homelab.worker.errors import TrainingError
-from homelab.worker.model import weight_digests
+from homelab.worker.model import inspection, weight_digests
 from homelab.worker.runtime import process_group
 from homelab.worker.runtime.task import Task
 
@@ -32,7 +32,8 @@ def refuse_unequal(model: Any, task: Task, where: str) -> str | None:
     """
     if len(task.ranks) == 1:
         return None
-    own_numbers = numbers(model)
+    # A rank with layers from its host has loaded no part for images.
+    own_numbers = numbers(model, without=inspection.towers(model) if any(rank.streaming for rank in task.ranks) else ())
     process_group.wait_for_all("weights", len(task.ranks))  # disks of different speed delivered them
     everyone = process_group.gather(own_numbers)
     trained, read, held = (
@@ -61,11 +62,10 @@ def refuse_unequal(model: Any, task: Task, where: str) -> str | None:
     return None
 
 
-def numbers(model: Any) -> list[float]:
-    """Digests of a rank's weights as floats for a collective: of the trained, of the frozen as read, and as held."""
-    return [
-        number for digest in (weight_digests.trained(model), *weight_digests.base(model)) for number in checkpoint_copies.numbers(digest)
-    ]
+def numbers(model: Any, *, without: tuple[str, ...] = ()) -> list[float]:
+    """Digests of a rank's weights as floats for a collective: of the trained, of the frozen as read, and as held. `without`: as in `weight_digests.base`."""
+    digests = weight_digests.trained(model), *weight_digests.base(model, without)
+    return [number for digest in digests for number in checkpoint_copies.numbers(digest)]
 
 
 def _odd(digests: Mapping[int, str]) -> list[int]:

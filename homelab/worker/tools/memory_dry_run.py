@@ -96,7 +96,7 @@ def build_of(loaded: Any, stored: quantisation.Stored | None, method: dict[str, 
     import torch
     from transformers import AutoModelForCausalLM
 
-    from homelab.worker.model import base_kind, fused_loss, stored_experts, stored_weights
+    from homelab.worker.model import base_kind, fused_loss, inspection, stored_experts, stored_weights
     from homelab.worker.model.build import add_adapters, enable_checkpointing
     from homelab.worker.model.pretrained import DTYPES
 
@@ -114,7 +114,7 @@ def build_of(loaded: Any, stored: quantisation.Stored | None, method: dict[str, 
         fake_kernels.quantise(model, dtype, how)
     if stored_weights.leaves_experts(stored, stored_weights.wanted(settings)):
         stored_experts.install(model)
-    model.config.use_cache = False
+    inspection.let_cache(model, False)
     if train["gradient_checkpointing"]:
         enable_checkpointing(model)
     if train.get("fused_loss"):

@@ -163,17 +163,31 @@ def seeing(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("packing", [False, True])
 @pytest.mark.parametrize("kind", ["lora", "qlora"])
 def test_stages_of_a_model_that_sees_train_as_one_process(
-    kind: str, forks: harness.Forks, tmp_path: Path, seeing: Path, data: Path
+    kind: str, packing: bool, forks: harness.Forks, tmp_path: Path, seeing: Path, data: Path
 ) -> None:
     """The part for images is on no stage, and no weight of it is trained."""
-    one, run = (harness.make_run(tmp_path / name, seeing, data, **recipe("gemma3", kind, SHORT)) for name in ("one", "run"))
+    changes = recipe("gemma3", kind, SHORT) | {"data__packing": packing}
+    one, run = (harness.make_run(tmp_path / name, seeing, data, **changes) for name in ("one", "run"))
     forks.train(one, 1, [12], micro_batch=5)
     forks.train(run, 1, [12, 0, 0], stages=[1, 3, 2], micro_batch=MICRO_BATCH, timeout_s=150)
     assert_the_same(run, one, {1: (1, 3)}, SHORT, CLIPPED_AT)
     assert harness.adapter_settings(run) == harness.adapter_settings(one)
     assert not any("vision" in name for name in harness.weights(one, SHORT))
+
+
+def test_a_model_that_sees_trains_where_one_rank_alone_has_layers_from_its_host(
+    forks: harness.Forks, tmp_path: Path, seeing: Path, data: Path
+) -> None:
+    """That rank has no part for images; the other one has it, and both compare their weights before they start."""
+    changes = recipe("gemma3", "lora", SHORT) | {"train__gradient_checkpointing": True}
+    one, run = (harness.make_run(tmp_path / name, seeing, data, **changes) for name in ("one", "run"))
+    forks.train(one, 1, [12], micro_batch=5)
+    forks.train(run, 1, [7, 5], streaming=[of(3, 2), None], micro_batch=MICRO_BATCH, timeout_s=150)
+    assert_the_same(run, one, {1: (1, 2)}, SHORT, CLIPPED_AT)
+    assert harness.adapter_settings(run) == harness.adapter_settings(one)
 
 
 STREAMED: list[tuple[str, str, list[int], list[dict[str, Any] | None], dict[str, Any]]] = [
