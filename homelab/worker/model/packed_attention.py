@@ -22,6 +22,7 @@ from transformers import AttentionInterface
 from transformers.integrations import sdpa_attention
 
 from homelab.shared.law import padding
+from homelab.shared.law.stage import has_experts
 
 NAME = "homelab_joined_rows"
 # Arguments that change the scores and are not supported here (models/gemma2, gpt_oss, t5); the config is checked for a window, too.
@@ -125,7 +126,7 @@ def use(model: Any, device: torch.device, dtype: torch.dtype) -> str | None:
     """Let a causal LM (with adapters or not) compute joined rows. None, or why it cannot: the model is then as it was.
 
     `dtype` is that of the training, float32 for no autocast. The model has to show it, on two short rows: the same answers as padded,
-    and nothing of the first row in the second, to the last bit.
+    and nothing of the first row in the second (`notices`).
     """
     if "unsloth" in sys.modules:
         return "unsloth has its own attention"
@@ -145,10 +146,8 @@ def use(model: Any, device: torch.device, dtype: torch.dtype) -> str | None:
             logits = model(input_ids=tokens, attention_mask=mask).logits
             padded = torch.cat([logits[index, : len(row)] for index, row in enumerate(rows)])
             base.set_attn_implementation(NAME)
-            if base.config._attn_implementation != NAME:
-                reason = "its attention cannot be replaced"
-            else:
-                reason = _difference(model, rows, padded, 1e-4 if dtype == torch.float32 else 2e-2)
+            is_replaced = base.config._attn_implementation == NAME
+            reason = _difference(model, rows, padded, rounding_of(dtype)) if is_replaced else "its attention cannot be replaced"
     except torch.OutOfMemoryError:
         raise
     except (TypeError, ValueError, RuntimeError) as error:
@@ -166,6 +165,22 @@ def leave(model: Any) -> None:
     base.set_attn_implementation("sdpa")
 
 
+def notices(model: Any, before: torch.Tensor, after: torch.Tensor, begin: int, rounding: float) -> bool:
+    """Whether the tokens from `begin` on notice that a token of the row before them is another one: by the logits [tokens, vocabulary] of all of them.
+
+    To the last bit. Of a mixture of experts to `rounding`, as a part of what the changed row notices: in which order a product of an expert is added
+    depends on how many tokens it has.
+    """
+    moved = (after - before).abs().float()
+    least = rounding * float(moved[:begin].max()) if has_experts(model.config.get_text_config().to_dict()) else 0.0
+    return not float(moved[begin:].max()) <= least
+
+
+def rounding_of(dtype: torch.dtype) -> float:
+    """How far logits that are computed in this type may be apart where they are the same, as a part of the largest."""
+    return 1e-4 if dtype == torch.float32 else 2e-2
+
+
 def _difference(model: Any, rows: Sequence[torch.Tensor], padded: torch.Tensor, tolerance: float) -> str | None:
     """What is wrong with the logits of joined rows; None where they are right."""
     lengths = [len(row) for row in rows]
@@ -178,7 +193,7 @@ def _difference(model: Any, rows: Sequence[torch.Tensor], padded: torch.Tensor, 
     other = tokens.clone()
     other[0, 1] += 5
     joined, changed = (model(input_ids=ids, **where).logits[0] for ids in (tokens, other))
-    if not torch.equal(joined[lengths[0] :], changed[lengths[0] :]):
+    if notices(model, joined, changed, lengths[0], tolerance):
         return "its rows see each other without padding"
     apart = float((joined - padded).abs().max() / padded.abs().max())
     return None if apart <= tolerance else f"its answers differ by {apart:.1e} without padding"

@@ -9,7 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from homelab.worker.errors import WorkerError
-from homelab.worker.model import inspection
+from homelab.worker.model import inspection, packed_attention
 
 _MANY = 10**6
 
@@ -62,15 +62,16 @@ def counts_items(model: Any) -> bool | None:
 
 
 def check_samples_stay_apart(model: Any, device: torch.device) -> None:
-    """Change a token of the first of two packed samples: the second must not notice, to the last bit."""
+    """Change a token of the first of two packed samples: the second must not notice (`packed_attention.notices`)."""
     tokens = torch.arange(1, 9, device=device).unsqueeze(0)
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]], device=device)
     other = tokens.clone()
     other[0, 1] += 5
     model.eval()
     with torch.no_grad():
-        before, after = (model(input_ids=ids, position_ids=positions).logits[0, 4:] for ids in (tokens, other))
-    if not torch.equal(before, after):
+        before, after = (model(input_ids=ids, position_ids=positions).logits[0] for ids in (tokens, other))
+    types = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    if packed_attention.notices(model, before, after, 4, max(map(packed_attention.rounding_of, types))):
         raise WorkerError(
             f"{type(inspection.base_of(model)).__name__} mixes packed samples",
             where="[data] packing in the recipe",

@@ -131,14 +131,34 @@ def registered() -> Iterator[Any]:
     transformers.AttentionInterface.register(packed_attention.NAME, packed_attention.forward)
 
 
-def test_rows_that_see_each_other_are_noticed(registered: Any) -> None:
+def mixture() -> Any:
+    torch.manual_seed(0)
+    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2))
+    model.config.use_cache = False
+    return model.train()
+
+
+@pytest.mark.parametrize("build", [llama, mixture])
+def test_rows_that_see_each_other_are_noticed(registered: Any, build: Any) -> None:
     def leaking(*args: Any, segment_lengths: Any = None, segment_ends: Any = None, **kwargs: Any) -> Any:
         return packed_attention.forward(*args, **kwargs)
 
     registered(leaking)
-    model = llama()
+    model = build()
     assert packed_attention.use(model, CPU, torch.float32) == "its rows see each other without padding"
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rounding_in_experts_is_no_sight_of_another_row(dtype: Any) -> None:
+    """How many tokens an expert has decides in which order its products are added: a row's last bits depend on the rows beside it, padded or not."""
+    model = mixture().to(dtype)
+    check_samples_stay_apart(model, CPU)
+    assert packed_attention.use(model, CPU, dtype) is None
+    before = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    moved = torch.tensor([[1.5, 2.0], [3.0, 4.0 + 1e-6]])
+    assert packed_attention.notices(llama(), before, moved, 1, 1e-4) and not packed_attention.notices(model, before, moved, 1, 1e-4)
+    assert packed_attention.notices(model, before, torch.tensor([[1.5, 2.0], [3.0, float("nan")]]), 1, 1e-4)
 
 
 def test_other_answers_are_noticed(registered: Any) -> None:
