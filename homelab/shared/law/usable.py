@@ -22,7 +22,7 @@ from homelab.shared.protocol.quantisation import Stored
 PLAIN = "16 or 32 bits"
 BNB_4BIT = "bitsandbytes in 4 bits"
 BNB_8BIT = "bitsandbytes in 8 bits"
-WIDENED = "converted to 16 bits while reading"
+WIDENED = "converted to 16 bits"
 FOREIGN = "another quantisation"
 FULL, LORA, LORA_8BIT, QLORA = "full", "lora", "lora 8bit", "qlora"
 METHODS = (FULL, LORA, LORA_8BIT, QLORA)
@@ -85,8 +85,8 @@ CHECKPOINTS: dict[tuple[str, str], Base] = {
     (BNB_8BIT, QLORA): _no(_TWICE, '[method] kind = "lora" keeps them as they are'),
     (WIDENED, FULL): Base(),
     (WIDENED, LORA): Base((ORIGINAL,)),
-    (WIDENED, LORA_8BIT): _no(_TWICE, '[method] kind = "lora" without base keeps them in 16 bits'),
-    (WIDENED, QLORA): _no(_TWICE, '[method] kind = "lora" keeps them in 16 bits'),
+    (WIDENED, LORA_8BIT): _no(_TWICE, '[method] kind = "lora" without base trains adapters on them'),
+    (WIDENED, QLORA): _no(_TWICE, '[method] kind = "lora" trains adapters on them'),
     **{(FOREIGN, method): _FOREIGN for method in METHODS},
 }
 

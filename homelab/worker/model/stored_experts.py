@@ -7,7 +7,7 @@ makes the matrices of some experts at a time, in either direction, as it does of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ class StoredExperts(torch.nn.Module):
         super().__init__()
         self.num_experts: int = experts.num_experts
         self.shapes = {name: tuple(getattr(experts, name).transpose(1, 2).shape[1:]) for name in MATRICES}
+        self._pairs = torch.empty(0)
         self._apply_gate = experts._apply_gate  # bound to transformers' module, which is no part of the model any more
         for name, (width_out, width_in) in self.shapes.items():
             device = getattr(experts, name).device
@@ -50,8 +51,12 @@ class StoredExperts(torch.nn.Module):
         """What these experts' matrices are: [number of experts, out, in]."""
         blocks, scales = getattr(self, f"{name}_blocks"), getattr(self, f"{name}_scales")
         some = chosen(experts, blocks.device)
-        pairs = torch.tensor(_PAIRS, dtype=self.dtype, device=blocks.device)
-        values = torch.nn.functional.embedding(blocks[some].int(), pairs).flatten(-2)
+        if (self._pairs.device, self._pairs.dtype) != (
+            blocks.device,
+            self.dtype,
+        ):  # once: a copy to a card for each expert would take longer than its product
+            self._pairs = torch.tensor(_PAIRS, dtype=self.dtype, device=blocks.device)
+        values = torch.nn.functional.embedding(blocks[some].int(), self._pairs).flatten(-2)
         torch.ldexp(values, (scales[some].int() - _EXPONENT_OF_ONE).unsqueeze(-1), out=values)
         return values.view(len(experts), *self.shapes[name])
 
@@ -76,14 +81,9 @@ def fits(part: Any) -> bool:
     )
 
 
-def places(model: Any) -> Iterator[tuple[str, Any]]:
-    """The modules of a model for which `fits` is true, by name."""
-    yield from [(name, part) for name, part in model.named_modules() if fits(part)]
-
-
 def install(model: Any) -> bool:
     """Put `StoredExperts` in the place of all modules where they fit; whether there was one."""
-    found = list(places(model))
+    found = [(name, part) for name, part in model.named_modules() if fits(part)]
     for name, part in found:
         model.set_submodule(name, StoredExperts(part))
     return bool(found)

@@ -88,7 +88,7 @@ CASES: dict[str, tuple[Make, str, str, str]] = {
     "gptq, quantised once more": (edited(quantization_config=odd_models.QUANTISED["gptq"]), "qlora", "GPTQ in 4 bits", 'kind = "qlora" quantises that one to 4 bits'),
     "4 bits, all weights": (lambda model, folder: odd_models.quantised(model, folder, 4), "full", "these are rounded", 'kind = "lora" trains adapters on them'),
     "8 bits, once more": (lambda model, folder: odd_models.quantised(model, folder, 8), "qlora", "quantised twice", 'kind = "lora" keeps them as they are'),
-    "fp8, once more": (lambda model, folder: odd_models.in_eight_float_bits(model, _made(folder))[0], "qlora", "quantised twice", 'kind = "lora" keeps them in 16 bits'),
+    "fp8, once more": (lambda model, folder: odd_models.in_eight_float_bits(model, _made(folder))[0], "qlora", "quantised twice", 'kind = "lora" trains adapters on them'),
 }  # fmt: skip
 
 

@@ -163,8 +163,8 @@ def on_nodes(facts: Mapping[str, Facts]) -> Mapping[str, Any] | None:
 
 
 def as_held(recipe: TrainRecipe, config: Mapping[str, Any] | None) -> TrainRecipe:
-    """The recipe with the method that holds the base as its files do: adapters on 4 bits of bitsandbytes are planned as qlora. FP8 and MXFP4
-    are read as 16 bits.
+    """The recipe with the method that holds the base as its files do: adapters on 4 bits of bitsandbytes are planned as qlora. FP8 is read as 16
+    bits; of MXFP4, `Architecture.held` knows more.
 
     Raises InputError where the method cannot train what is stored so.
     """
