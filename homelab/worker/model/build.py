@@ -28,6 +28,7 @@ from homelab.worker.model import (
     pair_loss,
     quantised_cache,
     score_head,
+    stored_experts,
     stored_weights,
     trained_weights,
     weight_digests,
@@ -240,11 +241,11 @@ def load_base(
 
 def _holding_experts(in_4_bits: bool, *, leaves: bool) -> contextlib.AbstractContextManager[None]:
     """Around a load that holds routed experts in 4 bits, too, or leaves them in MXFP4; files that bitsandbytes quantised are read as they are."""
-    if not (in_4_bits or leaves):
-        return contextlib.nullcontext()
+    if leaves or not in_4_bits:
+        return stored_experts.left() if leaves else contextlib.nullcontext()
     from homelab.worker.model import experts_loading
 
-    return experts_loading.as_stored() if leaves else experts_loading.quantising()
+    return experts_loading.quantising()
 
 
 def enable_checkpointing(model: Any) -> None:

@@ -1,8 +1,7 @@
-"""Loading a base with routed experts in 4 bits: layer by layer, so that the 16-bit experts of a model never lie in memory together.
+"""Loading a base in NF4 with its routed experts: layer by layer, so that the 16-bit experts of a model never lie in memory together.
 
 transformers reads what a tensor of the model is made of just before it is quantised (core_model_loading.py), and asks its quantiser which tensors
-these are. Its own one for bitsandbytes knows linear layers alone; here it learns the experts. Experts in MXFP4 it makes wide; here they stay as
-the files have them.
+these are. Its own one for bitsandbytes knows linear layers alone; here it learns the experts.
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ from transformers.core_model_loading import WeightConverter
 from transformers.integrations.bitsandbytes import Bnb4bitQuantize
 from transformers.quantizers import auto
 from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
-from transformers.quantizers.quantizer_mxfp4 import Mxfp4HfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name, should_convert_module
 
-from homelab.shared.protocol.quantisation import INT8, MXFP4
+from homelab.shared.protocol.quantisation import INT8
 from homelab.worker.errors import size_words
-from homelab.worker.model import adapter_targets, stored_experts
+from homelab.worker.model import adapter_targets
 from homelab.worker.model.fused_experts import MATRICES, fits, is_fused
 from homelab.worker.model.quantised_experts import QuantisedExperts
 
@@ -30,25 +28,12 @@ _NAME = "bitsandbytes_4bit"  # in transformers' table of quantisers
 @contextlib.contextmanager
 def quantising() -> Iterator[None]:
     """While this lasts, transformers holds routed experts in 4 bits where it quantises to 4 bits, and reads a base that was saved so."""
-    with _replaced(_NAME, _Quantiser):
-        yield
-
-
-@contextlib.contextmanager
-def as_stored() -> Iterator[None]:
-    """While this lasts, transformers leaves routed experts in MXFP4, where they are in the form of gpt-oss."""
-    with _replaced(MXFP4, _AsStored):
-        yield
-
-
-@contextlib.contextmanager
-def _replaced(name: str, quantiser: type) -> Iterator[None]:
-    before = auto.AUTO_QUANTIZER_MAPPING[name]
-    auto.AUTO_QUANTIZER_MAPPING[name] = quantiser
+    before = auto.AUTO_QUANTIZER_MAPPING[_NAME]
+    auto.AUTO_QUANTIZER_MAPPING[_NAME] = _Quantiser
     try:
         yield
     finally:
-        auto.AUTO_QUANTIZER_MAPPING[name] = before
+        auto.AUTO_QUANTIZER_MAPPING[_NAME] = before
 
 
 def install(model: Any, skipped: list[str] | None = None, *, awaits: bool = False) -> None:
@@ -123,19 +108,3 @@ class _Quantise(Bnb4bitQuantize):
             else:
                 others[full_name] = value
         return super().convert(others, model=model, missing_keys=missing_keys, **kwargs) if others else {}
-
-
-class _AsStored(Mxfp4HfQuantizer):
-    is_left = False
-
-    def _process_model_before_weight_loading(self, model: Any, *args: Any, **kwargs: Any) -> None:
-        self.is_left = stored_experts.install(model)
-        if not self.is_left:
-            super()._process_model_before_weight_loading(model, *args, **kwargs)
-
-    def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
-        """Blocks and scales go to buffers of their own names."""
-        if self.is_left:
-            return weight_conversions
-        updated: list[Any] = super().update_weight_conversions(weight_conversions, model)
-        return updated

@@ -7,12 +7,15 @@ makes the matrices of some experts at a time, in either direction, as it does of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from transformers.quantizers import auto
+from transformers.quantizers.quantizer_mxfp4 import Mxfp4HfQuantizer
 
-from homelab.shared.protocol.quantisation import MXFP4_BLOCK
+from homelab.shared.protocol.quantisation import MXFP4, MXFP4_BLOCK
 from homelab.worker.model.fused_experts import MATRICES, chosen, products, routed
 
 # What the codes 0 to 15 stand for: one bit for the sign, two for the exponent, one for the rest.
@@ -51,10 +54,8 @@ class StoredExperts(torch.nn.Module):
         """What these experts' matrices are: [number of experts, out, in]."""
         blocks, scales = getattr(self, f"{name}_blocks"), getattr(self, f"{name}_scales")
         some = chosen(experts, blocks.device)
-        if (self._pairs.device, self._pairs.dtype) != (
-            blocks.device,
-            self.dtype,
-        ):  # once: a copy to a card for each expert would take longer than its product
+        if self._pairs.device != blocks.device or self._pairs.dtype != self.dtype:
+            # Once: a copy to a card for each expert would take longer than its product.
             self._pairs = torch.tensor(_PAIRS, dtype=self.dtype, device=blocks.device)
         values = torch.nn.functional.embedding(blocks[some].int(), self._pairs).flatten(-2)
         torch.ldexp(values, (scales[some].int() - _EXPONENT_OF_ONE).unsqueeze(-1), out=values)
@@ -69,6 +70,33 @@ class StoredExperts(torch.nn.Module):
             return products(self, name, rows, each) + biases.repeat_interleave(of_rows, 0, output_size=len(rows))
 
         return routed(self, hidden_states, top_k_index, top_k_weights, with_biases)
+
+
+@contextlib.contextmanager
+def left() -> Iterator[None]:
+    """While this lasts, transformers leaves routed experts in MXFP4, where they are in the form of gpt-oss, and makes all others wide."""
+    before = auto.AUTO_QUANTIZER_MAPPING[MXFP4]
+    auto.AUTO_QUANTIZER_MAPPING[MXFP4] = _Quantiser
+    try:
+        yield
+    finally:
+        auto.AUTO_QUANTIZER_MAPPING[MXFP4] = before
+
+
+class _Quantiser(Mxfp4HfQuantizer):
+    is_left = False
+
+    def _process_model_before_weight_loading(self, model: Any, *args: Any, **kwargs: Any) -> None:
+        self.is_left = install(model)
+        if not self.is_left:
+            super()._process_model_before_weight_loading(model, *args, **kwargs)
+
+    def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
+        """Blocks and scales go to buffers of their own names."""
+        if self.is_left:
+            return weight_conversions
+        updated: list[Any] = super().update_weight_conversions(weight_conversions, model)
+        return updated
 
 
 def fits(part: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,13 @@ def test_adapters_on_them_and_a_second_quantisation_are_refused(both: tuple[Path
     with pytest.raises(WorkerError, match="quantised already") as error:
         build.refuse_unfit(task, str(both[0]))
     assert 'kind = "lora"' in error.value.hint
+
+
+def test_they_need_no_bitsandbytes(both: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    for name in ("experts_loading", "quantised_experts"):
+        monkeypatch.delitem(sys.modules, f"homelab.worker.model.{name}", raising=False)
+    assert type(experts_of(loaded(both[0], torch.float32))[0]) is StoredExperts
 
 
 def test_files_of_another_family_become_wide(both: tuple[Path, Path]) -> None:
