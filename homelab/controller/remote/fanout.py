@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -60,8 +61,10 @@ class Fleet:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for agent in self._agents.values():
-            agent.close()
+        # A thread that still asks may connect to another node meanwhile: a loop over the agents would end with an error, and the supervisor with it.
+        while self._agents:
+            with contextlib.suppress(KeyError):  # the thread gives the last one up
+                self._agents.popitem()[1].close()
 
     def only(self, names: Iterable[str]) -> Fleet:
         """These nodes alone, over the same connections (close the whole fleet, not the part)."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
+from typing import Any, cast
 
 import pytest
 
 from homelab.controller.base.errors import HomelabError
-from homelab.controller.remote.fanout import on_all
+from homelab.controller.remote.fanout import Fleet, on_all
+from tests import builders
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -45,3 +47,22 @@ def test_ctrl_c_calls_stop_and_starts_nothing_more() -> None:
     with pytest.raises(KeyboardInterrupt):
         on_all(names, work, stop=stopped.set)
     assert stopped.is_set() and len(worked) == 32
+
+
+def test_a_node_that_is_reached_while_the_fleet_closes_is_let_go_of_too() -> None:
+    """Soaked for four minutes, a supervisor ended with "dictionary changed size during iteration": its own look connected to a node that was back."""
+    fleet, closed = Fleet(builders.cluster(["a", "b"])), list[str]()
+
+    class Reached:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def close(self) -> None:
+            closed.append(self.name)
+            if self.name == "a":
+                fleet._agents["b"] = cast(Any, Reached("b"))
+
+    fleet._agents["a"] = cast(Any, Reached("a"))
+    with fleet:
+        pass
+    assert closed == ["a", "b"]
