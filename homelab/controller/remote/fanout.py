@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -63,8 +62,11 @@ class Fleet:
     def __exit__(self, *_: object) -> None:
         # A thread that still asks may connect to another node meanwhile: a loop over the agents would end with an error, and the supervisor with it.
         while self._agents:
-            with contextlib.suppress(KeyError):  # the thread gives the last one up
-                self._agents.popitem()[1].close()
+            try:
+                agent = self._agents.popitem()[1]
+            except KeyError:  # the thread has given the last one up
+                break
+            agent.close()
 
     def only(self, names: Iterable[str]) -> Fleet:
         """These nodes alone, over the same connections (close the whole fleet, not the part)."""

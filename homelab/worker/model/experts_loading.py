@@ -7,33 +7,25 @@ these are. Its own one for bitsandbytes knows linear layers alone; here it learn
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 from transformers.core_model_loading import WeightConverter
 from transformers.integrations.bitsandbytes import Bnb4bitQuantize
-from transformers.quantizers import auto
 from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name, should_convert_module
 
 from homelab.shared.protocol.quantisation import INT8
 from homelab.worker.errors import size_words
-from homelab.worker.model import adapter_targets
+from homelab.worker.model import adapter_targets, stored_experts
 from homelab.worker.model.fused_experts import MATRICES, fits, is_fused
 from homelab.worker.model.quantised_experts import QuantisedExperts
 
 _NAME = "bitsandbytes_4bit"  # in transformers' table of quantisers
 
 
-@contextlib.contextmanager
-def quantising() -> Iterator[None]:
+def quantising() -> contextlib.AbstractContextManager[None]:
     """While this lasts, transformers holds routed experts in 4 bits where it quantises to 4 bits, and reads a base that was saved so."""
-    before = auto.AUTO_QUANTIZER_MAPPING[_NAME]
-    auto.AUTO_QUANTIZER_MAPPING[_NAME] = _Quantiser
-    try:
-        yield
-    finally:
-        auto.AUTO_QUANTIZER_MAPPING[_NAME] = before
+    return stored_experts.read_by(_NAME, _Quantiser)
 
 
 def install(model: Any, skipped: list[str] | None = None, *, awaits: bool = False) -> None:

@@ -73,14 +73,19 @@ class StoredExperts(torch.nn.Module):
 
 
 @contextlib.contextmanager
-def left() -> Iterator[None]:
-    """While this lasts, transformers leaves routed experts in MXFP4, where they are in the form of gpt-oss, and makes all others wide."""
-    before = auto.AUTO_QUANTIZER_MAPPING[MXFP4]
-    auto.AUTO_QUANTIZER_MAPPING[MXFP4] = _Quantiser
+def read_by(name: str, quantiser: type) -> Iterator[None]:
+    """While this lasts, transformers reads files of this name in its table of quantisers by another one."""
+    before = auto.AUTO_QUANTIZER_MAPPING[name]
+    auto.AUTO_QUANTIZER_MAPPING[name] = quantiser
     try:
         yield
     finally:
-        auto.AUTO_QUANTIZER_MAPPING[MXFP4] = before
+        auto.AUTO_QUANTIZER_MAPPING[name] = before
+
+
+def left() -> contextlib.AbstractContextManager[None]:
+    """While this lasts, transformers leaves routed experts in MXFP4, where they are in the form of gpt-oss, and makes all others wide."""
+    return read_by(MXFP4, _Quantiser)
 
 
 class _Quantiser(Mxfp4HfQuantizer):

@@ -102,7 +102,7 @@ def _routed(experts: Experts, hidden: int, method: Method, precision: str, devic
     if method.kind == "full":
         return Routed(experts, hidden, 4, grows=True)
     rank = method.rank if method.targets == WITH_EXPERTS else 0
-    if rank or experts.is_stored or (experts.packs and method.quantisation == NF4):
+    if rank or (experts.is_stored and method.backend != "unsloth") or (experts.packs and method.quantisation == NF4):
         return Routed(experts, hidden, width(precision), rank=rank)
     return Routed(experts, hidden, width(precision), grows=device == "cuda" and precision != "bf16")
 

@@ -169,8 +169,9 @@ class Architecture:
         return tuple((size, self.expert_layers) for size in sizes)
 
     def held(self, method: Method) -> str | None:
-        """NF4, INT8, MXFP4, or None: how the base has its matrices in few bits."""
-        return MXFP4 if self.experts is not None and self.experts.is_stored and method.kind != "full" else method.quantisation
+        """NF4, INT8, MXFP4, or None: how the base has its matrices in few bits. Unsloth reads MXFP4 by itself: counted as 16 bits."""
+        stays = self.experts is not None and self.experts.is_stored and method.kind != "full" and method.backend != "unsloth"
+        return MXFP4 if stays else method.quantisation
 
     def quantised(self, how: str | None) -> tuple[tuple[Linear, int], ...]:
         """The matrices that a base held so has in few bits, with how many there are: every nn.Linear of the blocks, and in NF4 the experts; in MXFP4

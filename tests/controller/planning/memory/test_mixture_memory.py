@@ -160,5 +160,6 @@ def test_experts_of_gpt_oss_stay_as_their_files_have_them() -> None:
     shape, config = known("openai/gpt-oss-20b"), known_models.config_of("openai/gpt-oss-20b")
     assert shape is not None and config is not None and rank_memory.base_weight_bytes(shape, Method(kind="lora"), "bf16") == 13_761_264_768
     assert rank_memory.base_weight_bytes(shape, Method(kind="full"), "bf16") == 4 * shape.total
+    assert rank_memory.base_weight_bytes(shape, Method(kind="lora", backend="unsloth"), "bf16") == 2 * shape.total
     copy = from_config({key: value for key, value in config.items() if key != "quantization_config"})
     assert copy is not None and rank_memory.base_weight_bytes(copy, Method(kind="qlora"), "bf16") > 2 * shape.expert_parameters
