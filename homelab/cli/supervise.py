@@ -18,7 +18,7 @@ def command(
 
     from homelab.cli import streams
     from homelab.controller.attempt import remote_supervisor, run_owner
-    from homelab.controller.features.supervise import supervisor
+    from homelab.controller.features.supervise import supervision
     from homelab.controller.remote.fanout import Fleet
     from homelab.controller.run import run_lookup, supervisor_lock
 
@@ -39,7 +39,7 @@ def command(
     if place:
         say(f"{paths.name} has a supervisor {place} already. Next: homelab status {paths.name}{common.same_options(cluster, runs_dir)}")
         return 0
-    ended = supervisor.supervise(loaded, paths, say)
+    ended = supervision.supervise(loaded, paths, say)
     options = common.same_options(cluster, runs_dir)
     if ended is None:
         say(f"{paths.name} has a supervisor on this machine already. Next: homelab status {paths.name}{options}")

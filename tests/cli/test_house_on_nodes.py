@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from homelab.controller.config import load
-from homelab.controller.features.supervise import house_judge, supervisor
+from homelab.controller.features.supervise import house_judge, supervision
 from homelab.controller.run import event_log, store
 from homelab.controller.run.paths import RunPaths
 from homelab.lab import Lab
@@ -76,7 +76,7 @@ def test_the_owner_plays_and_has_played(desk: Desk, game: Game, monkeypatch: pyt
         return [line["what"] for line in event_log.lines(paths) if line["event"] == kind]
 
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(supervisor.supervise, load.load_cluster(desk.cluster), paths, lambda text: None)
+        future = pool.submit(supervision.supervise, load.load_cluster(desk.cluster), paths, lambda text: None)
         try:
             wait_until(lambda: desk.json("status", run)["state"] == "running", 60.0)
             game.ends()

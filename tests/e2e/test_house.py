@@ -10,7 +10,7 @@ import pytest
 
 from homelab.controller.config import load
 from homelab.controller.config.cluster import Cluster
-from homelab.controller.features.supervise import house_judge, supervisor
+from homelab.controller.features.supervise import house_judge, supervision
 from homelab.controller.run import store, supervisor_lock
 from homelab.lab import Lab
 from scripts.practice.desk import Desk, Run, wait_until
@@ -57,7 +57,7 @@ def test_a_program_takes_the_card(desk: Desk, lab: Lab, undisturbed: Run, card: 
     run = desk.launch("house.toml")
     paths = of_run(desk, run)
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(supervisor.supervise, house_of(desk), paths, lambda text: None)
+        future = pool.submit(supervision.supervise, house_of(desk), paths, lambda text: None)
         try:
             wait_until(lambda: supervisor_lock.is_held(paths), 30)
             run.wait_for_step(1, 20)

@@ -13,7 +13,7 @@ import pytest
 
 from homelab.controller.config import load
 from homelab.controller.features.leave import ask_leave
-from homelab.controller.features.supervise import supervisor
+from homelab.controller.features.supervise import supervision
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import store, supervisor_lock
 from homelab.lab import Lab
@@ -57,7 +57,7 @@ def assert_lawful(run: Run, reference: Run, steps: int = STEPS) -> None:
 def looked_after(desk: Desk, run: Run, *nodes: str) -> Iterator[Future[str | None]]:
     """A supervisor of the run in this process: it is there at once, however busy the machine is."""
     pool = ThreadPoolExecutor(1)
-    future = pool.submit(supervisor.supervise, load.load_cluster(desk.cluster).only(nodes or NODES), of_run(desk, run), lambda text: None)
+    future = pool.submit(supervision.supervise, load.load_cluster(desk.cluster).only(nodes or NODES), of_run(desk, run), lambda text: None)
     wait_until(lambda: supervisor_lock.is_held(of_run(desk, run)), 30)
     try:
         yield future

@@ -55,11 +55,14 @@ class Fleet:
         self._agents: dict[str, Agent] = {}
         self._silent: dict[str, tuple[float, UnreachableError]] = {}
         self._given_up: dict[str, UnreachableError] = {}
+        self.is_closed = False
+        """A thread that still asks opens connections anew; it can close them by another `__exit__`."""
 
     def __enter__(self) -> Fleet:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.is_closed = True
         # A thread that still asks may connect to another node meanwhile: a loop over the agents would end with an error, and the supervisor with it.
         while self._agents:
             try:

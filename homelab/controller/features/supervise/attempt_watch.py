@@ -15,6 +15,7 @@ from homelab.controller.features.supervise.status_streams import StatusStreams
 from homelab.controller.features.supervise.step_durations import StepTimeWindow
 from homelab.controller.planning.types import Plan
 from homelab.shared.protocol import phases
+from homelab.shared.protocol.rank_messages import DEAD
 
 ENDS: frozenset[watchdog.Kind] = frozenset({"exit", "dead-rank"})
 # Events shortly after the first sign of a failure belong to it: the ends of the other ranks and their last lines.
@@ -104,12 +105,16 @@ class AttemptWatch:
         return watchdog.confirmed(verdict, self._judge(statuses), statuses), checkpoint
 
     def settle(self, names: Collection[str] = ()) -> None:
-        """Wait until torchrun on these nodes has said how its ranks ended, which takes longer on a busy machine; not for long."""
+        """Wait until torchrun on these nodes has said how its ranks ended, which takes longer on a busy machine; not for long. Where the agent
+        was killed nobody writes it down."""
         began_s = time.monotonic()
         while (passed_s := time.monotonic() - began_s) < SETTLE_MOST_S:
             statuses = self.streams.statuses()
             ended = {name for name, status in statuses.items() if status.exit is not None}
-            if ended.issuperset(self._names) or (passed_s >= SETTLE_S and ended.issuperset(name for name in names if name in statuses)):
+            if ended.issuperset(self._names):
+                return
+            ended |= {name for name, status in statuses.items() if status.started and status.agent in DEAD}
+            if passed_s >= SETTLE_S and ended.issuperset(name for name in names if name in statuses):
                 return
             self.streams.wait(0.1)
 

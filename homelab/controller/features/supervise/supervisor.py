@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Collection
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -34,13 +35,11 @@ from homelab.controller.features.supervise.step import State, next_step
 from homelab.controller.features.supervise.step_durations import StepTimeWindow
 from homelab.controller.planning.strategy import registry
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import event_log, run_folder, store, supervisor_lock, supervisor_record
+from homelab.controller.run import event_log, run_folder, store, supervisor_record
 from homelab.controller.run.events import event
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.restart import Restart
 from homelab.shared.protocol.run_requests import SaveRequest, StopRequest
-
-_LOCK_S = 1.0  # a process that only asks for the lock has it for an instant
 
 
 class Supervisor:
@@ -78,19 +77,17 @@ class Supervisor:
     def run(self) -> str:
         """Until the run is done, stopped, or given up; how it ended."""
         result: Result | None = None
-        try:
+        with ExitStack() as closing:  # all of it, also where one part cannot be closed: another supervisor may follow in this process
+            closing.callback(self._notifier.close)
+            closing.callback(self._leaves.close)
+            closing.callback(lambda: self._connections().__exit__())
+            closing.callback(self._close)
             while True:
                 self._state, act = next_step(self._state, self._observe(result))
                 if isinstance(act, acts.End):
                     self._end(act)
                     return act.how
                 result = self._perform(act)
-        finally:
-            self._close()
-            if self._fleet is not None:
-                self._fleet.__exit__()
-            self._leaves.close()
-            self._notifier.close()
 
     def _observe(self, result: Result | None) -> Observation:
         away = self._leaves.look(self._plan.attempt, self._free)
@@ -225,7 +222,7 @@ class Supervisor:
     def _end(self, act: acts.End) -> None:
         self._close()
         if act.collects:
-            self._collect()
+            self._collect(self._connections())
         if act.left_out:
             self._stop_ranks(act.left_out)
         if act.records_stop:
@@ -243,7 +240,7 @@ class Supervisor:
     def _collect_aside(self) -> None:
         """`_collect` in a thread: a node that does not answer takes ten seconds."""
         if self._collecting is None or not self._collecting.is_alive():
-            self._collecting = threading.Thread(target=self._collect, daemon=True, name="look")
+            self._collecting = threading.Thread(target=self._collect, args=(self._connections(),), daemon=True, name="look")
             self._collecting.start()
 
     def _ask_for_a_save(self) -> None:
@@ -262,15 +259,22 @@ class Supervisor:
                 return
             self._say(f"{name} could not be asked for a checkpoint: {'; '.join(error.message for error in errors.values())}")
 
-    def _collect(self) -> None:
+    def _connections(self) -> Fleet:
+        """In the supervisor's own thread: a recovery takes them there."""
+        self._fleet = self._fleet or Fleet(self._run.cluster)
+        return self._fleet
+
+    def _collect(self, fleet: Fleet) -> None:
         """Gather metrics and write the run's state down, as `homelab status` does."""
         try:
             with self._looking:
-                fleet = self._fleet = self._fleet or Fleet(self._run.cluster)
                 self._watcher = self._watcher or monitor.Watcher(fleet, self._paths)
                 self._watcher.look(fleet)
         except Exception as error:  # noqa: BLE001 - a fault in what people are shown does not end the supervision
             self._say(f"looking failed: {error}")
+        finally:
+            if fleet.is_closed:  # by a recovery; this look has opened connections anew
+                fleet.__exit__()
 
     def _write(self, doing: str, why: str) -> None:
         supervisor_json: dict[str, Any] = {
@@ -281,20 +285,10 @@ class Supervisor:
             store.write_json(self._paths.supervisor_json, supervisor_json)
 
     def _close(self) -> None:
-        if self._try is not None:
-            self._try.close()
-        if self._watch is not None:
-            self._watch.__exit__()
-        self._try = self._watch = None
-
-
-def supervise(cluster: Cluster, paths: RunPaths, say: Say) -> str | None:
-    """Supervise a run until its end; None when another process does already."""
-    deadline = time.monotonic() + _LOCK_S
-    while True:
-        with supervisor_lock.held(paths) as is_ours:
-            if is_ours:
-                return Supervisor(cluster, paths, say).run()
-        if time.monotonic() > deadline:
-            return None
-        time.sleep(0.05)
+        try:
+            if self._try is not None:
+                self._try.close()
+        finally:
+            if self._watch is not None:
+                self._watch.__exit__()
+            self._try = self._watch = None

@@ -5,45 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from homelab.controller.attempt import watchdog
 from homelab.controller.base.errors import StoppedError
-from homelab.controller.features.recover import resume_guards
-from homelab.controller.features.supervise import attempt_watch, leaving, status_streams, step, supervisor
+from homelab.controller.features.supervise import attempt_watch, leaving, step, supervision
 from homelab.controller.run import event_log, leave, leave_folder, store, supervisor_lock
 from homelab.controller.run.paths import RunPaths
 from tests import builders
+from tests.controller.features.supervise.conftest import NAMES
 from tests.fakes import FakeFleet
 
 pytestmark = pytest.mark.timeout(60)
-NAMES = ("tower", "laptop")
-PLAN = builders.plan([builders.rank_plan(number, name) for number, name in enumerate(NAMES)])
 HOLDER = {"run": builders.RUN, "token": "t", "by": "me", "doing": "recovered", "age_s": 1.0, "process": {}, "is_started": False}
-
-
-@pytest.fixture
-def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeFleet:
-    """Two nodes that train, and nothing is waited for."""
-    monkeypatch.setattr(status_streams, "_AGAIN_S", 0.01)
-    monkeypatch.setattr(attempt_watch, "SETTLE_S", 0.01)
-    monkeypatch.setattr(step, "RETRY_S", (0.01,))
-    monkeypatch.setattr(resume_guards, "refuse_edited_recipe", lambda *_: None)
-    fleet = FakeFleet(tmp_path / "nodes", NAMES).answer("free-port", {"port": builders.PORT})
-    fleet.answer("checkpoints", {"good": [], "bad": {}, "run_known": True})
-    for rank, name in enumerate(NAMES):
-        fleet.nodes[name].streams["follow"] = [builders.raw_status(rank=rank)]
-        fleet.answer("poll", builders.raw_reply(name, rank=rank, step=1, started_at=900.0), [name])
-    return fleet.replace_connections(monkeypatch)
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> RunPaths:
-    """A run that is not recovered: it gives up after its first failure, when all is stopped."""
-    return builders.run_folder(tmp_path / "runs", recipe=builders.recipe(recovery={"auto": False}), plan=PLAN)
 
 
 def ends(fleet: FakeFleet, returncode: int) -> None:
@@ -62,7 +38,7 @@ def ends(fleet: FakeFleet, returncode: int) -> None:
 
 
 def supervise(fleet: FakeFleet, paths: RunPaths, said: list[str] | None = None) -> str | None:
-    return supervisor.supervise(fleet.cluster, paths, (lambda text: None) if said is None else said.append)
+    return supervision.supervise(fleet.cluster, paths, (lambda text: None) if said is None else said.append)
 
 
 def begun(fleet: FakeFleet, paths: RunPaths) -> Future[str | None]:
@@ -117,6 +93,14 @@ def test_when_all_nodes_have_said_how_it_ended_nothing_more_is_waited_for(
     ends(fleet, 1)
     began_s = time.monotonic()
     assert supervise(fleet, paths) == "given up" and time.monotonic() - began_s < 10.0
+
+
+def test_where_the_agent_was_killed_nobody_says_how_it_ended(fleet: FakeFleet, paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempt_watch, "SETTLE_MOST_S", 20.0)
+    fleet.nodes["laptop"].streams["follow"] = [builders.raw_status(rank=1, agent="", torchrun="", state="")]
+    began_s = time.monotonic()
+    assert supervise(fleet, paths) == "given up" and time.monotonic() - began_s < 10.0
+    assert [line["kind"] for line in events(paths, "trouble")] == ["dead-rank"]
 
 
 def test_at_a_fault_only_metrics_come_that_are_not_here(fleet: FakeFleet, paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +194,7 @@ def test_a_look_that_fails_does_not_end_the_supervision(fleet: FakeFleet, paths:
 
 
 def test_a_run_has_one_supervisor(fleet: FakeFleet, paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "_LOCK_S", 0.1)
+    monkeypatch.setattr(supervision, "_LOCK_S", 0.1)
     with supervisor_lock.held(paths):
         assert supervise(fleet, paths) is None
     assert fleet.asked == []

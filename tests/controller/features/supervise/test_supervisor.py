@@ -67,7 +67,7 @@ def paths(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunPaths]:
     monkeypatch.setattr(run_folder, "plan_of", lambda paths: PLAN)
     monkeypatch.setattr(inputs, "of_run", lambda paths, run_json: [])
     monkeypatch.setattr(attempt_watch, "SETTLE_S", 0.01)
-    monkeypatch.setattr(supervisor.Supervisor, "_collect", lambda self: None)
+    monkeypatch.setattr(supervisor.Supervisor, "_collect", lambda self, fleet: None)
     monkeypatch.setattr(supervisor.Supervisor, "_stop_ranks", lambda self, names: None)
 
     def begins(*_: object) -> None:
