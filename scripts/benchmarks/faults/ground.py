@@ -196,15 +196,15 @@ class SeenRun(Run):
             lost.append(max(0, reached - self.plan(attempt).get("resume_step", 0)))
         return lost
 
-    def standstills_s(self) -> list[float]:
-        """For every restart: seconds from the last step that counts to the next one, beyond what that step takes otherwise."""
-        found, done_at = [], self.train_times(1)
+    def standstills_s(self) -> dict[int, float]:
+        """Attempt that followed a restart -> seconds from the last step that counts to its first one, beyond what that takes otherwise."""
+        found, done_at = {}, self.train_times(1)
         for attempt in range(2, self.attempt() + 1):
             times, resumed = self.train_times(attempt), self.plan(attempt).get("resume_step", 0)
             if times and resumed in done_at:
                 in_order = sorted(times.values())
                 steps_s = [later - earlier for earlier, later in itertools.pairwise(in_order)] or [0.0]
-                found.append(max(0.0, in_order[0] - done_at[resumed] - statistics.median(steps_s)))
+                found[attempt] = max(0.0, in_order[0] - done_at[resumed] - statistics.median(steps_s))
             done_at |= times
         return found
 

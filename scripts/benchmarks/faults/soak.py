@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks import report
 from benchmarks.faults import troubles
+from benchmarks.faults.footprint import Footprint, footprint, grown
 from benchmarks.faults.ground import STEPS_PER_EPOCH, Ground, SeenRun, ground, left_on
 from benchmarks.faults.outside import clock_with_offset
 from benchmarks.faults.scene import ORPHAN_GRACE_S, TOLERANCE, Unexpected, is_exactly_once
@@ -88,6 +89,7 @@ class Soak:
         self.draw = random.Random(f"{seed} soak")
         self.why: list[str] = []
         self.story: list[Happened] = []
+        self.footprints: list[Footprint] = []
         self.began = time.time()
         clocks = {}
         node = self.draw.choice([node.name for node in ground.lab.nodes])
@@ -122,6 +124,7 @@ class Soak:
 
     def _let_happen(self, trouble: Trouble) -> None:
         at, step = time.time(), self._step()
+        self.footprints.extend(footprint(self.run))
         line = Happened(at, trouble.title, step=step, trouble=True)
         with trouble.happens(self.place):
             line.at, line.node = time.time(), self.place.victim
@@ -176,24 +179,28 @@ class Soak:
             self.run.standstills_s(),
             [at for attempt in range(1, self.run.attempt() + 1) for at in self.run.train_times(attempt).values()],
         )
+        returns = {event["attempt"] + 1 for event in self.run.events() if event["event"] == "restart" and event["kind"] == "rejoin"}
+        to_return_s = [seconds for attempt, seconds in stood_s.items() if attempt in returns]
         error, once = self._compare()
         faults = [line for line in self.story if line.trouble]
         figures = {
             "soak_minutes": minutes, "soak_faults": float(len(faults)), "soak_restarts": float(len(lost)),
-            "soak_training_share": 1.0 - sum(stood_s) / (max(times) - min(times)) if len(times) > 1 else 0.0,
-            "soak_standstill_median_s": statistics.median(stood_s) if stood_s else 0.0,
+            "soak_training_share": 1.0 - sum(stood_s.values()) / (max(times) - min(times)) if len(times) > 1 else 0.0,
+            "soak_standstill_median_s": statistics.median(stood_s.values()) if stood_s else 0.0,
+            "soak_return_median_s": statistics.median(to_return_s) if to_return_s else 0.0,
             "soak_lost_steps_max": float(max(lost, default=0)), "soak_lost_steps": float(sum(lost)),
             "soak_save_interval_steps": float(EVERY_STEPS), "soak_steps": float(self.ground.steps),
             "soak_weights_equal": float(error is not None and error <= TOLERANCE), "soak_exactly_once": float(once),
-            "soak_orphans": float(len(left)), "soak_tracebacks": float(output.count("Traceback")),
+            "soak_orphans": float(len(left)), "soak_tracebacks": float(output.count("Traceback")), **grown(self.footprints),
         }  # fmt: skip
-        story = self._story()
+        story = self._story(stood_s)
         Console(width=None if sys.stdout.isatty() else 180).print(_table(story, self.began))
         counted = Counter(line.what for line in faults)
         rows = [(what, f"{times} times") for what, times in sorted(counted.items())]
         rows.append(("largest relative difference of the weights", "no final weights" if error is None else f"{error:.1e}"))
         run: dict[str, Any] = {
             "what": "soak", "run": self.run.name, "error": error, "why": self.why, "lost_steps": lost, "left": list(left.values()),
+            "standstills_s": stood_s, "footprints": [footprint.__dict__ for footprint in self.footprints],
             "story": [line.__dict__ | {"after_s": line.at - self.began} for line in story], "log": output.splitlines()[-400:],
         }  # fmt: skip
         report.finish("soak", figures, [run], rows, json_file)
@@ -216,9 +223,12 @@ class Soak:
             self.why.append("not every sample once per epoch")
         return error, once
 
-    def _story(self) -> list[Happened]:
+    def _story(self, stood_s: dict[int, float]) -> list[Happened]:
         """What happened to the run and what its supervisor did, in the order of time."""
-        events = [Happened(event["time"], f"    {event['what']}") for event in self.run.events(self.began)]
+        events = []
+        for event in self.run.events(self.began):
+            stood = stood_s.get(event["attempt"]) if event["event"] == "attempt-resumed" else None
+            events.append(Happened(event["time"], f"    {event['what']}{'' if stood is None else f', {stood:.1f} s without a step'}"))
         return sorted([*self.story, *events], key=lambda line: line.at)
 
 
