@@ -31,6 +31,7 @@ DECIDED = {
         "3.5 %": "the most that checkpoints may take",
         "3.11": "a version",
         "20 seconds": "_STANDBY_AFTER_S",
+        "90 seconds": "PREPARE_S, until a node that comes back is taken as it is",
         "1 GB": "RANK_BYTES, TAKEN_BYTES",
         "500 MB": "DRAWS_BYTES",
         "20 %": "DRAWS_PERCENT",

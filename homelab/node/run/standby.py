@@ -3,6 +3,8 @@
 One holder for each attempt, the agent's detached part of an attempt to come. It holds one `rank_launcher` with as many ranks as this node has. They
 have done the imports of this run, know no attempt yet, and use no card. `take` hands them the next attempt, and the holder becomes its watcher.
 
+A supervisor that is about to take a node back asks for one (`prepare`), also of a node on which no attempt runs.
+
 A holder ends by itself: when the run is done, when its attempt has ended and none followed for a while, when its run's folder or its ranks are gone,
 and where memory becomes short. A stop by hand ends it with everything else; a recovery's own stop leaves it alone.
 """
@@ -15,17 +17,25 @@ import signal
 import sys
 import threading
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
-from homelab.node.run import status_stream
+from homelab.node.run import claims, status_stream
 from homelab.node.system import control_group, processes, programs
-from homelab.shared.protocol import files, phases, waiting_mark
+from homelab.shared.protocol import files, layout, phases, waiting_mark
+from homelab.shared.protocol.run_messages import Preparation
 
 if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Mapping
+
     from homelab.shared.protocol.files import JsonObject
+    from homelab.shared.protocol.request import RunRequest
 
 RECORD, GO = "standby.json", "go.json"  # in the node's folder of the attempt that it stands by for
+WANTED = "standby-wanted"  # beside them: how often one was begun because a supervisor asked, which touches it
+_MOST_BEGUN, _RECORD_S = 3, 10.0
 _LOOK_S = 1.0
 # Variables that are read when a process joins its group, or later: all others have to be the same, because imports have read them.
 _LATE = ("HOMELAB_", "MASTER_", "NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_FR_")
@@ -53,14 +63,10 @@ class Preparing:
         # A machine that slept meanwhile, or was frozen, awakes in the wait, and its ranks have no peers any more: they have to make one more step.
         if not self._trains() or self._ended.wait(self._plan["standby_after_s"]) or not self._trains():
             return
-        needed = waiting_mark.RANK_BYTES * len(self._follower.ranks)
-        if control_group.available_bytes() < needed:
-            print(f"no standby: this node has less than {needed >> 30} GiB of free memory", flush=True)
+        if holder(folder, self._node_dir) is not None:  # a supervisor has asked for it
             return
-        environment = {**os.environ, waiting_mark.VARIABLE: "1"}
         try:
-            with open(os.path.join(self._node_dir, "standby.log"), "ab") as log:
-                programs.detached([sys.executable, "-m", "homelab.node", "standby", self._node_dir], folder, environment, log)
+            _begin(folder, self._node_dir, len(self._follower.ranks))
         except OSError as error:
             print(f"no standby: {error}", flush=True)
 
@@ -75,6 +81,57 @@ class Preparing:
             if ranks and all(number in first and rank.step > first[number] for number, rank in ranks.items()):
                 return True
         return False
+
+
+def prepare(request: RunRequest) -> Preparation:
+    """Begin, or keep, the processes that wait for the next attempt here, whether one runs here now or not. Asked again and again while they are wanted."""
+    folder = paths.run_dir(request.workdir, request.run)
+    for number in reversed(paths.attempts(folder)):
+        node_dir = paths.node_dir(folder, number, paths.name_here(folder, number, layout.checked(request.node)))
+        start = files.read_object(os.path.join(node_dir, layout.START_JSON))
+        if start is not None:
+            break
+    else:
+        return Preparation(state="none")
+    if start.get("standby_after_s") is None or not start.get("program"):
+        return Preparation(state="none")
+    wanted = os.path.join(node_dir, WANTED)
+    times = len(files.text(wanted))
+    try:
+        if holder(folder, node_dir) is None:
+            if times >= _MOST_BEGUN:
+                return Preparation(state="none")
+            own = {"HOMELAB_RUN": request.run, "HOMELAB_NODE": start["node"], "HOMELAB_ATTEMPT": str(number), "HOMELAB_RUN_DIR": folder}
+            with claims.locked(request.workdir):  # a stop by hand comes before, and is seen, or after, and ends it
+                if claims.stopped_attempt(request.workdir, request.run) == paths.attempts(folder)[-1]:
+                    return Preparation(state="none")
+                child, times = _begin(folder, node_dir, len(start["ranks"]), own), times + 1
+            deadline = time.monotonic() + _RECORD_S
+            while holder(folder, node_dir) is None and child.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.02)  # a second one would be begun beside it
+        with open(wanted, "w", encoding="utf-8") as file:
+            file.write("." * times)
+    except OSError:  # memory or a disk: the next attempt begins slower, and that is all
+        return Preparation(state="none")
+    pids = processes.of_run(request.run, request.workdir, request.node, standbys=True)
+    waiting = [pid for pid in pids if files.text(f"/proc/{pid}/comm") == waiting_mark.WAITS]
+    return Preparation(state="ready" if len(waiting) >= len(start["ranks"]) else "begun")
+
+
+def holder(folder: str, node_dir: str) -> int | None:
+    """The one that stands by for the attempt of `node_dir`; None where none lives."""
+    pid = (files.read_object(os.path.join(node_dir, RECORD)) or {}).get("pid")
+    return pid if isinstance(pid, int) and processes.is_alive(pid) and processes.run_of(pid) == os.path.basename(folder) else None
+
+
+def _begin(folder: str, node_dir: str, ranks: int, own: Mapping[str, str] = MappingProxyType({})) -> subprocess.Popen[bytes]:
+    """Start a holder. `own`: variables of the run that this process lacks. Raises OSError where memory or the disk refuses."""
+    needed = waiting_mark.RANK_BYTES * ranks
+    if control_group.available_bytes() < needed:
+        raise OSError(f"this node has less than {needed >> 30} GiB of free memory")
+    environment = {**os.environ, **own, waiting_mark.VARIABLE: "1"}
+    with open(os.path.join(node_dir, "standby.log"), "ab") as log:
+        return programs.detached([sys.executable, "-m", "homelab.node", "standby", node_dir], folder, environment, log)
 
 
 def fits(start: JsonObject) -> JsonObject:

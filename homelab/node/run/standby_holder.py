@@ -48,6 +48,7 @@ def hold(node_dir: str) -> None:
 def _wait(plan: JsonObject, folder: str, node_dir: str, ranks: subprocess.Popen[bytes]) -> JsonObject | None:
     """What `take` says; None where it is time to end."""
     go, alone_s, looked_s = os.path.join(node_dir, standby.GO), 0.0, time.monotonic()
+    wanted_ns = _wanted_ns(node_dir)
     while True:
         if os.path.exists(go):
             return files.read_object(go)
@@ -56,17 +57,26 @@ def _wait(plan: JsonObject, folder: str, node_dir: str, ranks: subprocess.Popen[
             passed_s, looked_s = now_s - looked_s, now_s
             if not os.path.isdir(folder) or ranks.poll() is not None or control_group.available_bytes() < _LEAST_BYTES:
                 return None
-            ended = files.read_object(os.path.join(node_dir, layout.EXIT_JSON))
-            if ended and (ended.get("returncode") == 0 or ended.get("alone")):
+            ended, before_ns = files.read_object(os.path.join(node_dir, layout.EXIT_JSON)), wanted_ns
+            wanted_ns = _wanted_ns(node_dir)
+            if ended and (ended.get("returncode") == 0 or (ended.get("alone") and not wanted_ns)):
                 return None
             if _has_gone_on(folder, plan):
                 return None
             agent = attempt_records.agent(node_dir)
             is_over = ended is not None or agent is None or not processes.is_alive(agent["pid"])
-            alone_s = alone_s + min(passed_s, 2 * _LOOK_S) if is_over else 0.0
+            alone_s = alone_s + min(passed_s, 2 * _LOOK_S) if is_over and wanted_ns == before_ns else 0.0
             if alone_s > _UNCLAIMED_S:
                 return None
         time.sleep(_GO_LOOK_S)
+
+
+def _wanted_ns(node_dir: str) -> int:
+    """When a supervisor asked for it last, by the clock of its disk; 0 where none has."""
+    try:
+        return os.stat(os.path.join(node_dir, standby.WANTED)).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _has_gone_on(folder: str, plan: JsonObject) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Literal, Optional
 
 from homelab.shared.markers import Above, AtLeast, Below, Longest, Matches
 from homelab.shared.protocol.card_messages import GpuFacts
@@ -165,6 +165,12 @@ class Stopped(Message):
     killed: Count
     left: Pids
     as_nodes: Annotated[tuple[Annotated[str, Longest(200), PLAIN], ...], Longest(MOST_NODES)] = ()
+
+
+class Preparation(Message):
+    """The answer of `prepare`: whether processes wait here for the next attempt; "begun": they do their imports."""
+
+    state: Literal["none", "begun", "ready"]
 
 
 class Stacks(Message):

@@ -65,6 +65,7 @@ VERBS = {
     "model-look": Verb("setup.model_folder.look", "setup_messages.ModelRequest", "setup_messages.ModelState"),
     "model-receive": Verb("setup.model_folder.receive", "setup_messages.PieceRequest", "setup_messages.SetupReceived", stream="stdin"),
     "poll": Verb("run.poll.poll", "run_requests.PollRequest", "run_messages.Reply", most_bytes=24 << 20, most_values=1_500_000),
+    "prepare": Verb("run.standby.prepare", "request.RunRequest", "run_messages.Preparation"),
     "receive-checkpoint": Verb(
         "storage.transfer.receive_checkpoint", "checkpoint_messages.CheckpointRequest", "message.Done", stream="stdin"
     ),

@@ -10,7 +10,9 @@ import pytest
 
 from homelab.controller.config.load import load_cluster
 from homelab.controller.config.recipe import parse_recipe
+from homelab.controller.features.supervise.recovery_try import Supervised
 from homelab.controller.features.supervise.rejoin import RejoinMonitor
+from homelab.controller.run.paths import RunPaths
 from homelab.lab import Lab
 from scripts.practice.desk import wait_until
 
@@ -29,7 +31,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 def returning(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> RejoinMonitor:
     """node2 was left out, node1 trains."""
     monkeypatch.setattr("homelab.controller.features.supervise.rejoin._EVERY_S", 0.2)
-    return RejoinMonitor(load_cluster(lab.cluster_file), SCRIPT, [], ["node2"], ["node1"], ["power"])
+    run = Supervised(load_cluster(lab.cluster_file), RunPaths(lab.cluster_file.parent / "run"), SCRIPT, [], ["power"])
+    return RejoinMonitor(run, ["node2"], ["node1"])
 
 
 def test_a_node_without_power_is_not_well_and_is_when_it_is_back(lab: Lab, returning: RejoinMonitor) -> None:

@@ -128,6 +128,13 @@ class Machine:
         )
         return int(files.read_json(self.here(attempt) / standby.RECORD)["pid"])
 
+    def prepare(self) -> str:
+        """In a process of its own, as a node is asked: the one that asks is no parent for long."""
+        request = {"node": NODE, "workdir": str(self.workdir), "run": RUN}
+        program = [sys.executable, "-m", "homelab.node", "prepare"]
+        done = subprocess.run(program, input=json.dumps(request) + "\n", capture_output=True, text=True, timeout=40, cwd=REPOSITORY)
+        return str(json.loads(done.stdout)["state"])
+
     def stop(self, **how: Any) -> Any:
         return ask_node("stop", {"node": NODE, "workdir": str(self.workdir), "run": RUN, "grace_s": 1.0, **how})
 
@@ -329,6 +336,14 @@ def test_those_that_nobody_needs_end(machine: Machine, monkeypatch: pytest.Monke
     monkeypatch.setattr(standby_holder, "_UNCLAIMED_S", 0.2)
     try:
         assert standby_holder._wait(plan, str(machine.run), here, child) is None, "its attempt is over, and no other comes"
+        asks = threading.Thread(target=lambda: [(time.sleep(0.05), machine.prepare()) for _ in range(4)])
+        monkeypatch.setattr(standby_holder, "_UNCLAIMED_S", 1.0)
+        asks.start()
+        began_s = time.monotonic()
+        assert standby_holder._wait(plan, str(machine.run), here, child) is None
+        asked_s = time.monotonic()
+        asks.join()
+        assert asked_s - began_s > 1.2, "as long as somebody asks for it"
         monkeypatch.setattr(standby_holder, "_UNCLAIMED_S", 1e9)
         monkeypatch.setattr(standby_holder, "_LEAST_BYTES", 1 << 62)
         assert standby_holder._wait(plan, str(machine.run), here, child) is None, "memory is short"
@@ -340,6 +355,59 @@ def test_those_that_nobody_needs_end(machine: Machine, monkeypatch: pytest.Monke
         child.kill()
         child.wait()
     wait_until(lambda: not machine.waiting())
+
+
+def test_a_node_that_comes_back_is_prepared_before_its_attempt(machine: Machine) -> None:
+    """It lost its power, or stopped itself because it heard nobody: nothing waits there any more."""
+    assert machine.prepare() == "none", "it was never in this run: it begins slower"
+    machine.start(1)
+    machine.waits(1)
+    processes.end_run(RUN, str(machine.workdir), NODE, grace_s=0.0)
+    files.write_json(machine.here(1) / "exit.json", {"returncode": 1, "ended_at": 1.0, "alone": "nobody was heard"})
+    wait_until(lambda: machine.prepare() == "ready")
+    holder = machine.waits(1)
+    assert machine.prepare() == "ready" and machine.waits(1) == holder, "one is enough"
+    assert machine.stop(token="a recovery's").left == () and len(machine.waiting()) == 4
+    assert machine.start(5, ranks=(1, 0)) == {}, "the others have made some attempts without it"
+    assert [(one["waited"], one["RANK"]) for one in machine.said(5)] == [(True, "1"), (True, "0")]
+
+
+def test_one_of_a_node_that_trains_is_not_begun_twice(machine: Machine) -> None:
+    machine.start(1, standby_after_s=2.0)
+    machine.said(1)
+    wait_until(lambda: machine.prepare() == "ready")
+    holder = machine.waits(1)
+    log = machine.here(1) / "agent.log"
+    wait_until(
+        lambda: int(files.read_json(paths_of_beat(machine, 0))["step"]) > 200
+    )  # four seconds: two more than it would have begun by itself
+    assert machine.waits(1) == holder and "no standby" not in files.text(log)
+
+
+def test_a_run_that_was_stopped_or_has_none_prepares_nothing(machine: Machine) -> None:
+    machine.start(1, standby_after_s=None)
+    machine.said(1)
+    assert machine.prepare() == "none" and not machine.waiting(), "the recipe wants none"
+    machine.start(2)
+    machine.waits(2)
+    assert machine.stop(by_hand=True).left == ()
+    assert machine.prepare() == "none" and not machine.waiting(), "a question that was on its way while a person stopped the run"
+
+
+def test_what_ends_again_and_again_is_not_begun_for_ever(machine: Machine) -> None:
+    machine.start(1)
+    machine.waits(1)
+    processes.end_run(RUN, str(machine.workdir), NODE, grace_s=0.0)
+    (machine.here(1) / "exit.json").write_text('{"returncode": 0}')
+    states = []
+    for _ in range(5):
+        states.append(machine.prepare())
+        wait_until(lambda: not machine.waiting())
+    assert set(states[:3]) <= {"begun", "ready"} and states[3:] == ["none", "none"]
+
+
+def paths_of_beat(machine: Machine, rank: int) -> Path:
+    return machine.run / "attempts" / "1" / "ranks" / str(rank) / "heartbeat.json"
 
 
 def test_a_node_without_the_memory_for_it_prepares_nothing(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

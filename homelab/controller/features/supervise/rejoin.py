@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection
 
-from homelab.controller.attempt.inputs import RecipeInput
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.checks import registry
-from homelab.controller.config.cluster import Cluster
-from homelab.controller.config.recipe import Recipe
 from homelab.controller.features.preflight import gather
+from homelab.controller.features.supervise.recovery_try import Supervised
+from homelab.controller.planning.machines import standbys
 from homelab.controller.remote.fanout import Fleet
+from homelab.shared.protocol.request import RunRequest
 
-_EVERY_S = 5.0
+_EVERY_S, _LOOK_S = 5.0, 1.0
+PREPARE_S = 90.0  # imports from a slow disk; a run without this node goes on meanwhile
 
 
 class RejoinMonitor:
-    """A context manager. `well` holds the nodes that answered, passed their own preflight, and reach the `others` both ways. One that `is_away` with its
-    owner is not asked."""
+    """A context manager. `well` holds those of `names` that answered, passed their own preflight, reach the `others` both ways, and are prepared as far as
+    they can be. One that `is_away` with its owner is not asked."""
 
     def __init__(
-        self,
-        cluster: Cluster,
-        recipe: Recipe,
-        items: list[RecipeInput],
-        names: Collection[str],
-        others: Collection[str],
-        skip: Collection[str],
-        is_away: Callable[[str], bool] = lambda name: False,
+        self, run: Supervised, names: Collection[str], others: Collection[str], is_away: Callable[[str], bool] = lambda name: False
     ) -> None:
-        self._cluster, self._recipe, self._items, self._others, self._skip = cluster, recipe, items, tuple(others), skip
-        self._is_away = is_away
+        self._run, self._others, self._is_away = run, tuple(others), is_away
         self._well: set[str] = set()
         self._ended = threading.Event()
         self._threads = [threading.Thread(target=self._ask, args=(name,), daemon=True, name=f"return of {name}") for name in names]
@@ -60,14 +54,26 @@ class RejoinMonitor:
             except HomelabError:
                 is_well = False
             if is_well:
+                self._prepare((name,) if name in self._well else (*self._others, name))
                 self._well.add(name)
             else:
                 self._well.discard(name)
 
     def _is_well(self, names: tuple[str, ...]) -> bool:
-        with Fleet(self._cluster.only(names)) as fleet:
-            evidence = gather.evidence(fleet, recipe=self._recipe, material=self._items, port=0, measure_wire=False)
-        findings = registry.judge_all(evidence, self._skip)
+        with Fleet(self._run.cluster.only(names)) as fleet:
+            evidence = gather.evidence(fleet, recipe=self._run.recipe, material=self._run.items, port=0, measure_wire=False)
+        findings = registry.judge_all(evidence, self._run.skip)
         # Of several nodes only what is between them counts: the others are busy, and hold what they hold.
         counts = [finding for finding in findings if len(names) == 1 or finding.check == "network.reach"]
         return set(evidence.facts) == set(names) and not any(finding.keeps_out for finding in counts)
+
+    def _prepare(self, names: tuple[str, ...]) -> None:
+        """Let all of them do the imports of the next attempt before this one ends for it. A node that cannot begins slower, that is all."""
+        if not standbys.prepares(self._run.recipe):
+            return
+        deadline = time.monotonic() + PREPARE_S
+        with Fleet(self._run.cluster.only(names)) as fleet:
+            while not self._is_away(names[-1]) and time.monotonic() < deadline:
+                answers, _ = fleet.ask("prepare", RunRequest(run=self._run.paths.name), names=names)
+                if not any(answer["state"] == "begun" for answer in answers.values()) or self._ended.wait(_LOOK_S):
+                    return

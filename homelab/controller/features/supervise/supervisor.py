@@ -142,7 +142,7 @@ class Supervisor:
     def _listen(self, left_out: Collection[str]) -> None:
         self._close()
         run, names = self._run, [node.name for node in self._plan.nodes]
-        rejoin = RejoinMonitor(run.cluster, run.recipe, run.items, left_out, names, run.skip, lambda name: name in self._leaves.away)
+        rejoin = RejoinMonitor(run, left_out, names, lambda name: name in self._leaves.away)
         recut = (
             RecutWatch(run.cluster, run.recipe, run.items, self._plan)
             if registry.of_plan(self._plan).cuts_layers and run.recipe.recovery.auto
