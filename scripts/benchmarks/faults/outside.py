@@ -15,7 +15,7 @@ from benchmarks.faults.deaths import CUT_S
 from benchmarks.faults.ground import left_on
 from benchmarks.faults.scene import Case, Scene
 
-from homelab.lab import Lab, network, procfs, sshd
+from homelab.lab import Lab, cgroup, network, nodes, procfs, sshd
 from homelab.lab.tools import call
 from scripts.practice.misconfigurations.network import firewall
 from scripts.practice.misconfigurations.node_changes import enter, needs, own_folder, running, sessions_have
@@ -148,13 +148,16 @@ def sshd_dead(scene: Scene) -> None:
 def without_sshd(lab: Lab, node: str) -> Iterator[None]:
     """sshd of a node and all its sessions are killed; it is started again at the end."""
     place = lab.state.node_folder(lab.state.node(node))
+    groups = nodes.group(lab.state, lab.state.node(node), cgroup.find_hierarchies()).member_files()
     servers = [pid for pid in lab.processes_of(node) if "sshd" in " ".join(procfs.command_line(pid))[:60]]
     procfs.send(servers, signal.SIGKILL)
     try:
         yield
     finally:
-        with (place / "sshd.log").open("ab") as log:  # below the node's first process, as before
-            command = [*enter(lab, node), "setsid", "--fork", *sshd.command(place)]
+        # Below the node's first process and in its groups, as before: elsewhere its sessions would see other CPUs.
+        joins = ["/bin/sh", "-c", 'while [ "$1" != -- ]; do echo 0 > "$1"; shift; done; shift; exec "$@"', "sh", *groups, "--"]
+        with (place / "sshd.log").open("ab") as log:
+            command = [*joins, *enter(lab, node), "setsid", "--fork", *sshd.command(place)]
             subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True)
 
 
