@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from homelab.controller.base import redact
 from homelab.controller.base.errors import HomelabError
@@ -21,6 +24,7 @@ AGAIN_S = 1.0
 _LOCK_S = 1.0  # a process that only asks for the lock has it for an instant
 # A fault that is there whenever this run is looked at would come again for ever.
 _MOST_FAULTS, _WITHIN_S = 3, 600.0
+_EYES = ("follow ", "return of ", "owner of ")  # names of the threads of `status_streams`, `rejoin` and `house_monitor`
 
 
 def supervise(cluster: Cluster, paths: RunPaths, say: Say) -> str | None:
@@ -35,22 +39,43 @@ def supervise(cluster: Cluster, paths: RunPaths, say: Say) -> str | None:
         time.sleep(0.05)
 
 
+@contextmanager
+def _threads_seen(supervisor: Supervisor) -> Iterator[None]:
+    """In this block an error that ends a thread by which the supervisor sees is an error of the supervisor: a node would look silent for ever."""
+    before = threading.excepthook
+
+    def ended(args: threading.ExceptHookArgs) -> None:
+        before(args)
+        if args.thread is not None and args.thread.name.startswith(_EYES):
+            supervisor.blinded_by = args.exc_value
+
+    threading.excepthook = ended
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
 def _until_its_end(cluster: Cluster, paths: RunPaths, say: Say) -> str:
     """A supervisor knows nothing that is not on disk: after a fault of its own, a new one goes on where it was. The lock stays ours meanwhile."""
     faults_s: list[float] = []
     while True:
         supervisor = Supervisor(cluster, paths, say)
         try:
-            return supervisor.run()
+            with _threads_seen(supervisor):
+                return supervisor.run()
         except Exception as error:  # whatever it is, a run that nobody looks after is worse
-            say(traceback.format_exc().rstrip())
+            is_ours = not isinstance(error, HomelabError)  # else it says itself what is wrong on this machine, and the fix
+            say(traceback.format_exc().rstrip() if is_ours else str(error))
             words = error.message if isinstance(error, HomelabError) else traceback.format_exception_only(error)[-1].strip()
             what = redact.text(plain_lines(words))[:300]
             now_s = time.monotonic()
             faults_s = [at_s for at_s in faults_s if now_s - at_s < _WITHIN_S] + [now_s]
             if len(faults_s) >= _MOST_FAULTS:
-                told = notifier.of_run(cluster.notify, paths, say)
-                told.tell("needs you", f"its supervisor has ended by a fault of its own: {what}\n{homelab('supervise', paths.name)}")
+                event_log.append(paths, note(f"the supervisor has ended by a fault of its own: {what}"))
+                told, another = notifier.of_run(cluster.notify, paths, say), homelab("supervise", paths.name)
+                ended = f"its supervisor has ended by a fault of its own: {what}\nThe run goes on without one; to start another: {another}"
+                told.tell("needs you", ended)
                 told.close()
                 raise
             event_log.append(paths, note(f"the supervisor met a fault of its own and began again: {what}"))

@@ -52,6 +52,7 @@ class Supervisor:
         recipe, items = described.recipe, inputs.of_run(paths, described.run_json)
         self._run = Supervised(for_recipe(cluster, recipe), paths, recipe, items, supervisor_record.skipped(paths))
         self._plan = run_folder.plan_of(paths)
+        self.blinded_by: BaseException | None = None  # what has ended a thread by which it sees
         self._watch: AttemptWatch | None = None
         self._try: RecoveryTry | None = None
         self._collecting: threading.Thread | None = None
@@ -90,6 +91,8 @@ class Supervisor:
                 result = self._perform(act)
 
     def _observe(self, result: Result | None) -> Observation:
+        if self.blinded_by is not None:
+            raise self.blinded_by
         away = self._leaves.look(self._plan.attempt, self._free)
         is_stopped = store.intent_of(self._paths, self._plan.attempt) in ("stopping", "stopped")
         observed = Observation(time.monotonic(), time.time(), is_stopped, result, away=away, lent=self._leaves.lent)

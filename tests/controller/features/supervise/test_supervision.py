@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 
+from homelab.controller.base.errors import HomelabError
 from homelab.controller.config.cluster import Notify
 from homelab.controller.features.status import monitor
-from homelab.controller.features.supervise import attempt_watch, recovery_try
+from homelab.controller.features.supervise import attempt_watch, recovery_try, status_streams
 from homelab.controller.features.supervise.supervisor import Supervisor
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import supervisor_lock
 from homelab.controller.run.paths import RunPaths
-from tests.controller.features.supervise.test_supervised_run import ends, events, supervise, written
+from tests import builders
+from tests.controller.features.supervise.test_supervised_run import begun, ends, events, supervise, until, written
 from tests.fakes import FakeFleet
 
 pytestmark = pytest.mark.timeout(60)
@@ -46,6 +48,41 @@ def test_a_fault_of_its_own_costs_a_new_supervisor_and_no_run(
     assert not supervisor_lock.is_held(paths)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_has_ended_would_leave_a_node_unheard(fleet: FakeFleet, paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    works, faults = status_streams.StatusStreams._heard, [RuntimeError("a thread's own")]
+
+    def hears(streams: status_streams.StatusStreams, name: str, line: bytes) -> None:
+        if name == "laptop" and faults:
+            raise faults.pop()
+        works(streams, name, line)
+
+    monkeypatch.setattr(status_streams.StatusStreams, "_heard", hears)
+    ends(fleet, 0)
+    fleet.nodes["tower"].streams["follow"] = [builders.raw_status()]
+    future = begun(fleet, paths)
+    until(lambda: bool(events(paths, "note")))
+    ends(fleet, 0)
+    fleet.nodes["tower"].say(builders.raw_end(0))
+    assert future.result(30) == "done"
+    assert "began again: RuntimeError: a thread's own" in events(paths, "note")[0]["text"]
+
+
+def test_what_this_machine_refuses_is_said_without_a_traceback(fleet: FakeFleet, paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    works, faults = attempt_watch.AttemptWatch.look, [HomelabError("the disk is full", where="/", hint="df /")]
+
+    def look(watch: attempt_watch.AttemptWatch) -> Any:
+        if faults:
+            raise faults.pop()
+        return works(watch)
+
+    monkeypatch.setattr(attempt_watch.AttemptWatch, "look", look)
+    ends(fleet, 0)
+    said: list[str] = []
+    assert supervise(fleet, paths, said) == "done"
+    assert any("df /" in line for line in said) and not any("Traceback" in line for line in said)
+
+
 def test_a_fault_that_comes_again_and_again_is_told(fleet: FakeFleet, paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     told = paths.root / "told"
     notify = Notify(command=f"cat > '{told}'", on=["needs you"])  # type: ignore[arg-type]
@@ -53,8 +90,13 @@ def test_a_fault_that_comes_again_and_again_is_told(fleet: FakeFleet, paths: Run
     monkeypatch.setattr(attempt_watch.AttemptWatch, "look", lambda watch: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         supervise(fleet, paths)
-    assert len(events(paths, "note")) == 2
-    assert f"a fault of its own: ZeroDivisionError: division by zero\nhomelab supervise {paths.name}" in told.read_text()
+    assert [line["text"].split(":")[0] for line in events(paths, "note")] == [
+        "the supervisor met a fault of its own and began again",
+        "the supervisor met a fault of its own and began again",
+        "the supervisor has ended by a fault of its own",
+    ]
+    assert "a fault of its own: ZeroDivisionError: division by zero\nThe run goes on" in told.read_text()
+    assert f"to start another: homelab supervise {paths.name}" in told.read_text()
 
 
 def test_a_look_beside_a_recovery_leaves_no_connection_open(fleet: FakeFleet, paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
