@@ -18,7 +18,8 @@ save_overhead_percent  share of the undisturbed run's time that went into checkp
 
 `--case NAME` (repeatable): these alone. `--seed N`: other moments and other nodes. `--repeats N`: each case with N seeds.
 `--fast`: the most telling cases with a short training, in less than four minutes. `--soak MINUTES`: one long run instead, with a
-random fault about every minute (figures soak_*).
+random fault about every minute (figures soak_*). `--in-a-row N`: one long run, a worker of which is killed in each of N attempts
+(the same figures: what the supervisor and the nodes hold must not grow).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
-from benchmarks.faults import catalogue, soak
+from benchmarks.faults import catalogue, row, soak
 from benchmarks.faults.ground import LIMIT_S, Ground, SeenRun, ground
 from benchmarks.faults.scene import Case, Outcome, is_exactly_once, play
 from rich.console import Console
@@ -58,6 +59,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that the lab is taken down
     if options.soak is not None:
         return soak.main(options.soak, options.seed, options.json, options.keep)
+    if options.in_a_row is not None:
+        return row.main(options.in_a_row, options.seed, options.json, options.keep)
     outcomes: list[Outcome] = []
     runs: list[dict[str, Any]] = []
     epochs, every_steps = catalogue.FAST_LENGTH if options.fast else (options.epochs, options.every_steps)
@@ -98,6 +101,9 @@ def _arguments() -> argparse.Namespace:
         "--soak", type=float, nargs="?", const=30.0, metavar="MINUTES",
         help="one run of about so many minutes, with a fault about every minute (30)",
     )  # fmt: skip
+    parser.add_argument(
+        "--in-a-row", type=int, nargs="?", const=50, metavar="N", help="one run, a worker of which is killed in N attempts (50)"
+    )
     parser.add_argument("--strategy", default="auto", metavar="NAME", help="the recipe's [parallel] strategy (auto)")
     parser.add_argument("--list", action="store_true", help="print the names of the cases")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="chooses nodes and moments (1)")

@@ -1,4 +1,4 @@
-"""What the supervisor takes of its machine, from fault to fault: what is left over at each would end a run of weeks."""
+"""What the supervisor and a run's nodes hold, from fault to fault: what is left over at each would end a run of weeks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.faults.ground import SeenRun
+from benchmarks.faults.ground import SeenRun, left_on
 
-from homelab.lab import procfs
+from homelab.lab import Lab, procfs
+
+# A descriptor, a thread or a process for each attempt would be as many as there are attempts; some come and go. The curve's points and
+# Python's own tables were measured to be 0.25 MiB an attempt.
+MOST_MORE, MOST_MIB_AN_ATTEMPT = 4, 0.5
 
 
 @dataclass(frozen=True)
@@ -22,9 +26,10 @@ class Footprint:
     descriptors: int
     threads: int
     resident_mib: float
+    on_nodes: int  # processes of the run, on all nodes
 
 
-def footprint(run: SeenRun) -> Iterator[Footprint]:
+def footprint(run: SeenRun, lab: Lab) -> Iterator[Footprint]:
     """Now; nothing where no supervisor is at work."""
     pid = run.supervisor().get("pid")
     with contextlib.suppress(OSError, KeyError):  # it may be killed in this moment
@@ -32,7 +37,7 @@ def footprint(run: SeenRun) -> Iterator[Footprint]:
             status = (procfs.PROC / str(pid) / "status").read_text(encoding="utf-8")
             said = {name: int(value) for name, value in re.findall(r"^(Threads|VmRSS):\s+(\d+)", status, re.MULTILINE)}
             descriptors = len(list((procfs.PROC / str(pid) / "fd").iterdir()))
-            yield Footprint(pid, run.attempt(), descriptors, said["Threads"], said["VmRSS"] / 1024)
+            yield Footprint(pid, run.attempt(), descriptors, said["Threads"], said["VmRSS"] / 1024, len(left_on(lab)))
 
 
 def grown(footprints: Sequence[Footprint]) -> dict[str, float]:
@@ -51,4 +56,17 @@ def grown(footprints: Sequence[Footprint]) -> dict[str, float]:
     return {
         "soak_supervisor_attempts": float(attempts), "soak_supervisor_descriptors_more": more("descriptors"),
         "soak_supervisor_threads_more": more("threads"), "soak_supervisor_mib_more": more("resident_mib"),
+        "soak_on_nodes_more": more("on_nodes"),
     }  # fmt: skip
+
+
+def too_much(figures: dict[str, float]) -> list[str]:
+    """What grew from attempt to attempt, of a row of many (a few grow by what a supervisor has to begin with)."""
+    if not figures:
+        return ["no supervisor was seen in two attempts"]
+    attempts = figures["soak_supervisor_attempts"]
+    limits = {
+        "soak_supervisor_descriptors_more": MOST_MORE, "soak_supervisor_threads_more": MOST_MORE,
+        "soak_supervisor_mib_more": MOST_MIB_AN_ATTEMPT * attempts, "soak_on_nodes_more": MOST_MORE,
+    }  # fmt: skip
+    return [f"{name}: {figures[name]:.0f} in {attempts:.0f} attempts" for name, limit in limits.items() if figures[name] > limit]

@@ -6,6 +6,7 @@ import itertools
 import signal
 import statistics
 import time
+from collections.abc import Iterable, Mapping
 
 from benchmarks.faults.ground import LONG
 from benchmarks.faults.scene import Case, Scene
@@ -22,7 +23,7 @@ LAUNCHERS, AGENTS = ("torch.distributed.run", "ranks"), ("watch", "standby")
 def with_standby(scene: Scene) -> None:
     """kill -9 of a worker while the processes of the next attempt wait on all nodes."""
     _begin(scene, "long.toml")
-    scene.until(lambda: len(_waiting(scene)) == len(scene.run.node_names(1)), "ranks that wait", _READY_S)
+    scene.until(lambda: len(ready(scene.lab.processes_of_run(scene.run.name))) == len(scene.run.node_names(1)), "ranks that wait", _READY_S)
     ready_at = time.time()
     time.sleep(_CALM_S + scene.draw.uniform(0.0, 0.3))
     _kill(scene)
@@ -43,7 +44,7 @@ def without_standby(scene: Scene) -> None:
 def standby_killed(scene: Scene) -> None:
     """kill -9 of the processes that wait on one node, then of a worker: that node starts new ones, the others have theirs."""
     _begin(scene, "long.toml")
-    scene.until(lambda: len(_waiting(scene)) == len(scene.run.node_names(1)), "ranks that wait", _READY_S)
+    scene.until(lambda: len(ready(scene.lab.processes_of_run(scene.run.name))) == len(scene.run.node_names(1)), "ranks that wait", _READY_S)
     node = scene.node()
     procfs.send([pid for pid in scene.lab.processes_of_run(scene.run.name)[node] if waits(pid)], signal.SIGKILL)
     _kill(scene)
@@ -53,7 +54,7 @@ def standby_killed(scene: Scene) -> None:
 def prepared_faulted(scene: Scene) -> None:
     """A worker dies, and the prepared attempt goes on; there torchrun's stand-in dies on one node, and in the next one an agent, which must disturb nothing."""
     _begin(scene, "long.toml")
-    scene.until(lambda: len(_waiting(scene)) == len(scene.run.node_names(1)), "ranks that wait", _READY_S)
+    scene.until(lambda: len(ready(scene.lab.processes_of_run(scene.run.name))) == len(scene.run.node_names(1)), "ranks that wait", _READY_S)
     _kill(scene)
     for attempt, words in ((2, LAUNCHERS), (3, AGENTS)):
         scene.until(lambda attempt=attempt: len(scene.run.train_times(attempt)) > 20, f"steps of attempt {attempt}", _READY_S)
@@ -87,10 +88,9 @@ def waits(pid: int) -> bool:
     return waiting_mark.waits(is_marked=waiting_mark.VARIABLE in environment, name=files.text(f"/proc/{pid}/comm"))
 
 
-def _waiting(scene: Scene) -> list[int]:
-    """Ranks whose imports are done."""
-    pids = itertools.chain.from_iterable(scene.lab.processes_of_run(scene.run.name).values())
-    return [pid for pid in pids if files.text(f"/proc/{pid}/comm") == waiting_mark.WAITS]
+def ready(pids_on: Mapping[str, Iterable[int]]) -> list[int]:
+    """Of a run's processes on each node: ranks of an attempt to come whose imports are done."""
+    return [pid for pid in itertools.chain.from_iterable(pids_on.values()) if files.text(f"/proc/{pid}/comm") == waiting_mark.WAITS]
 
 
 def _step_s(times: dict[int, float], begin: float, end: float) -> float:

@@ -6,12 +6,13 @@ wires between the nodes are slow, so that the soak's own steps take long and cos
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,14 +63,33 @@ class Happened:
 def main(minutes: float, seed: int, json_file: Path | None, keep: Path | None) -> int:
     """Soak for `minutes` or a little more. Returns 0 when nothing was lost."""
     epochs = max(2, round(minutes * 60 * WORKING / STEP_S / STEPS_PER_EPOCH))
+    return run(at_random, epochs, seed, minutes * 60 * 3 + 600, json_file, keep)
+
+
+def run(faults: Faults, epochs: int, seed: int, limit_s: float, json_file: Path | None, keep: Path | None) -> int:
+    """One supervised run to which `faults` happen, beside an undisturbed one. Returns 0 when nothing was lost."""
     with ground(epochs, EVERY_STEPS, keep=keep, rank=RANK, rate=RATE) as place:
         place.desk.write("soak.toml", place.recipe(more=RECOVERY))
         _say(f"the undisturbed run: {place.steps} steps on one node")
         place.reference = _reference(place)
         with ExitStack() as undo:
-            soak = Soak(place, seed, undo, limit_s=minutes * 60 * 3 + 600)
-            soak.play()
+            soak = Soak(place, seed, undo, limit_s)
+            try:
+                faults(soak)
+            except (Unexpected, HomelabError, OSError) as error:
+                soak.why.append(f"{type(error).__name__}: {str(error)[-600:]}")
             return soak.finish(json_file)
+
+
+def at_random(soak: Soak) -> None:
+    """Every trouble once in a random order, then every one again, until the training is done or the run has failed; about a minute between."""
+    playable = [trouble for trouble in troubles.ALL if soak.place.clocks or not trouble.needs_clock]
+    soak.wait(soak.draw.uniform(*GAP_S))
+    for trouble in itertools.chain.from_iterable(soak.draw.sample(playable, len(playable)) for _ in itertools.count()):
+        if soak.is_over():
+            return
+        soak.let_happen(trouble)
+        soak.wait(soak.draw.uniform(*GAP_S))
 
 
 def _reference(place: Ground) -> SeenRun:
@@ -81,10 +101,13 @@ def _reference(place: Ground) -> SeenRun:
     return run
 
 
+Faults = Callable[["Soak"], None]
+
+
 class Soak:
     """The run, what happened to it, and what came of it."""
 
-    def __init__(self, ground: Ground, seed: int, undo: ExitStack, *, limit_s: float) -> None:
+    def __init__(self, ground: Ground, seed: int, undo: ExitStack, limit_s: float) -> None:
         self.ground = ground
         self.draw = random.Random(f"{seed} soak")
         self.why: list[str] = []
@@ -104,49 +127,37 @@ class Soak:
         self.limit_s = limit_s
         self._most, self._moved_at = 0, time.monotonic()
 
-    def play(self) -> None:
-        """Play faults until the training is done or the run has failed."""
-        try:
-            self._wait(self.draw.uniform(*GAP_S))
-            for trouble in self._bag():
-                if self._is_over():
-                    return
-                self._let_happen(trouble)
-                self._wait(self.draw.uniform(*GAP_S))
-        except (Unexpected, HomelabError, OSError) as error:
-            self.why.append(f"{type(error).__name__}: {str(error)[-600:]}")
-
-    def _bag(self) -> Iterator[Trouble]:
-        """Every trouble once in a random order, then every one again, for ever."""
-        playable = [trouble for trouble in troubles.ALL if self.place.clocks or not trouble.needs_clock]
-        while True:
-            yield from self.draw.sample(playable, len(playable))
-
-    def _let_happen(self, trouble: Trouble) -> None:
-        at, step = time.time(), self._step()
-        self.footprints.extend(footprint(self.run))
-        line = Happened(at, trouble.title, step=step, trouble=True)
+    def let_happen(self, trouble: Trouble) -> None:
+        """A fault, and its repair."""
+        step = self.step()
+        self.footprints.extend(footprint(self.run, self.ground.lab))
         with trouble.happens(self.place):
-            line.at, line.node = time.time(), self.place.victim
-            self.story.append(line)
-            _say(f"{line.what} ({line.node}, step {step})")
-            self._wait(self.draw.uniform(*trouble.lasts_s))
+            line = self.tell(trouble.title, self.place.victim, step)
+            self.wait(self.draw.uniform(*trouble.lasts_s))
         if trouble.lasts_s[1]:
-            self.story.append(Happened(time.time(), "mended", line.node, self._step()))
+            self.story.append(Happened(time.time(), "mended", line.node, self.step()))
 
-    def _step(self) -> int:
+    def tell(self, what: str, node: str, step: int) -> Happened:
+        """A fault, as it happens."""
+        line = Happened(time.time(), what, node, step, trouble=True)
+        self.story.append(line)
+        _say(f"{what} ({node}, step {step})")
+        return line
+
+    def step(self) -> int:
         """The newest step of the newest attempt."""
         attempt = self.run.attempt()
         return max((self.run.heartbeat(attempt, rank).get("step", 0) for rank in range(len(self.place.names()))), default=0)
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
+        """Whether the run has ended, well or not."""
         return self.run.supervisor().get("doing") in ("ended", "given up")
 
-    def _wait(self, seconds: float) -> None:
-        """Wait this long, or until the run's end. Raises Unexpected when there is no progress."""
+    def wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        """Wait this long, or until something is so, or until the run's end. Raises Unexpected when there is no progress."""
         deadline = time.monotonic() + seconds
-        while not self._is_over() and time.monotonic() < deadline:
-            step = self._step()
+        while not self.is_over() and not until() and time.monotonic() < deadline:
+            step = self.step()
             if step > self._most:
                 self._most, self._moved_at = step, time.monotonic()
             if time.monotonic() - self._moved_at > NOTHING_MOVES_S:
@@ -161,7 +172,7 @@ class Soak:
         ended = next((event["time"] for event in reversed(self.run.events())), time.time())
         minutes = (max(ended, self.story[-1].at if self.story else 0.0) - self.began) / 60
         left: dict[int, str] = {}
-        if self._is_over():  # otherwise they are the run itself
+        if self.is_over():  # otherwise they are the run itself
             procfs.until(lambda: not left_on(self.ground.lab), ORPHAN_GRACE_S)
             left = left_on(self.ground.lab)
         if (doing.get("doing"), doing.get("why")) != ("ended", "done"):
