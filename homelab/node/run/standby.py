@@ -37,12 +37,16 @@ RECORD, GO = "standby.json", "go.json"  # in the node's folder of the attempt th
 WANTED = "standby-wanted"  # beside them: how often one was begun because a supervisor asked, which touches it
 _MOST_BEGUN, _RECORD_S = 3, 10.0
 _LOOK_S = 1.0
+_AGAIN_S, _AGAIN_MOST_S = 60.0, 3600.0
 # Variables that are read when a process joins its group, or later: all others have to be the same, because imports have read them.
 _LATE = ("HOMELAB_", "MASTER_", "NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_FR_")
 
 
 class Preparing:
-    """A context manager around an attempt that is watched: starts the holder of the next one when this one trains, where the node has the memory for it."""
+    """A context manager around an attempt that is watched: starts the holder of the next one when this one trains, where the node has the memory for it.
+
+    One that ends is replaced, and memory that was short is looked at again: after a minute, then after twice the time, up to an hour.
+    """
 
     def __init__(self, plan: JsonObject, folder: str, node_dir: str) -> None:
         self._plan, self._node_dir = plan, node_dir
@@ -60,15 +64,22 @@ class Preparing:
         self._ended.set()
 
     def _prepare(self, folder: str) -> None:
-        # A machine that slept meanwhile, or was frozen, awakes in the wait, and its ranks have no peers any more: they have to make one more step.
-        if not self._trains() or self._ended.wait(self._plan["standby_after_s"]) or not self._trains():
+        if not self._trains():
             return
-        if holder(folder, self._node_dir) is not None:  # a supervisor has asked for it
-            return
-        try:
-            _begin(folder, self._node_dir, len(self._follower.ranks))
-        except OSError as error:
-            print(f"no standby: {error}", flush=True)
+        child, pause_s, wait_s = None, _AGAIN_S, self._plan["standby_after_s"]
+        while not self._ended.wait(wait_s):
+            wait_s = pause_s
+            # A supervisor may have asked for one; and what was begun a moment ago has no record yet.
+            if holder(folder, self._node_dir) is not None or (child is not None and child.poll() is None):
+                continue
+            # A machine that slept meanwhile, or was frozen, awakes in the wait, and its ranks have no peers any more: they make one more step.
+            if not self._trains():
+                return
+            pause_s = min(2 * pause_s, _AGAIN_MOST_S)
+            try:
+                child = _begin(folder, self._node_dir, len(self._follower.ranks))
+            except OSError as error:
+                print(f"no standby: {error}", flush=True)
 
     def _trains(self) -> bool:
         """Wait until each rank has made a step; False where the attempt has ended first."""

@@ -64,7 +64,8 @@ def _wait(plan: JsonObject, folder: str, node_dir: str, ranks: subprocess.Popen[
             if _has_gone_on(folder, plan):
                 return None
             agent = attempt_records.agent(node_dir)
-            is_over = ended is not None or agent is None or not processes.is_alive(agent["pid"])
+            # A killed agent leaves its ranks at work, and nobody begins another holder.
+            is_over = ended is not None or agent is None or not any(processes.is_alive(agent[name]) for name in ("pid", "torchrun_pid"))
             alone_s = alone_s + min(passed_s, 2 * _LOOK_S) if is_over and wanted_ns == before_ns else 0.0
             if alone_s > _UNCLAIMED_S:
                 return None

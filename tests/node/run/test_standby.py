@@ -410,18 +410,67 @@ def paths_of_beat(machine: Machine, rank: int) -> Path:
     return machine.run / "attempts" / "1" / "ranks" / str(rank) / "heartbeat.json"
 
 
-def test_a_node_without_the_memory_for_it_prepares_nothing(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = {"run": RUN, "attempt": 1, "node": NODE, "standby_after_s": 0.0}
+@pytest.fixture
+def preparing(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> standby.Preparing:
+    """Of an attempt whose agent is this process: it looks again after 0.2 s, then after twice the time."""
     machine.start(1, standby_after_s=None)
     machine.said(1)
     monkeypatch.setenv("HOMELAB_RUN", RUN)
     monkeypatch.setenv("HOMELAB_RUN_DIR", str(machine.run))
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setattr(standby, "_AGAIN_S", 0.2)
+    monkeypatch.setattr(standby, "_LOOK_S", 0.05)
+    return standby.Preparing({"run": RUN, "attempt": 1, "node": NODE, "standby_after_s": 0.0}, str(machine.run), str(machine.here(1)))
+
+
+def test_a_node_without_the_memory_for_it_prepares_nothing_until_it_has_it(
+    machine: Machine, preparing: standby.Preparing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
     monkeypatch.setattr("builtins.print", lambda text, **_: said.append(text))
-    monkeypatch.setattr(control_group, "available_bytes", lambda: 2 * waiting_mark.RANK_BYTES - 1)
-    with standby.Preparing(plan, str(machine.run), str(machine.here(1))) as preparing:
-        preparing._thread.join(20.0)
-    assert said == ["no standby: this node has less than 2 GiB of free memory"] and not machine.waiting()
+    free = 2 * waiting_mark.RANK_BYTES - 1
+    monkeypatch.setattr(control_group, "available_bytes", lambda: free)
+    with preparing:
+        wait_until(lambda: len(said) == 2)
+        assert {*said} == {"no standby: this node has less than 2 GiB of free memory"} and not machine.waiting()
+        free += 1
+        machine.waits(1)
+
+
+def test_one_that_has_ended_is_replaced(machine: Machine, preparing: standby.Preparing) -> None:
+    """Killed, or ended by itself where memory became short for a while: a run of weeks must not be without one from then on."""
+    with preparing:
+        holder = machine.waits(1)
+        for _ in range(2):
+            os.kill(holder, signal.SIGKILL)
+            wait_until(lambda before=holder: standby.holder(str(machine.run), str(machine.here(1))) not in (None, before))
+            holder = machine.waits(1)
+            assert len(machine.waiting()) == 4, "one, and nothing of the one before"
+    preparing._thread.join(10)
+    assert not preparing._thread.is_alive()
+
+
+def test_those_that_wait_outlive_the_agent_while_its_ranks_work(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed agent leaves torchrun behind, and the run goes on: nobody else would begin others."""
+    machine.start(1)
+    machine.waits(1)
+    agent = files.read_json(machine.here(1) / "agent.json")
+    os.kill(agent["pid"], signal.SIGKILL)
+    plan, here = files.read_json(machine.here(1) / "start.json"), str(machine.here(1))
+    child = rank_launcher.spawn(str(machine.run), open(os.devnull, "wb"))  # noqa: SIM115
+    monkeypatch.setattr(standby_holder, "_LOOK_S", 0.02)
+    monkeypatch.setattr(standby_holder, "_UNCLAIMED_S", 0.2)
+    ended = threading.Thread(target=standby_holder._wait, args=(plan, str(machine.run), here, child))
+    try:
+        ended.start()
+        ended.join(1.0)
+        assert ended.is_alive(), "its ranks still train"
+        os.kill(agent["torchrun_pid"], signal.SIGKILL)
+        ended.join(10.0)
+        assert not ended.is_alive(), "nothing of the attempt is left"
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_a_node_that_was_frozen_prepares_nothing_until_its_ranks_go_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
