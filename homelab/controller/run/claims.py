@@ -19,6 +19,7 @@ from homelab.shared.protocol.run_requests import ClaimRequest, ReleaseRequest
 
 _TIMEOUT_S = 20.0
 _REFUSALS = (TakenError, StoppedError, SupersededError)
+_given_up: set[str] = set()  # tokens of this process that a node may still hold for ours
 
 
 class Claim:
@@ -54,7 +55,9 @@ class Claim:
         names, self._tried = self._tried, set()
         self.newest.clear()
         with signals.held():
-            self._fleet.ask("release", ReleaseRequest(run=self.run, token=self.token), names=names)
+            released, _ = self._fleet.ask("release", ReleaseRequest(run=self.run, token=self.token), names=names)
+            if names - set(released):
+                _given_up.add(self.token)
 
     def as_request(self) -> dict[str, Any]:
         """What a stop and a start in its name say."""
@@ -78,9 +81,10 @@ class Claim:
             if holder is None:
                 self.newest[name] = int(answer.get("newest", 0))
                 return
-            if holder["is_started"] or not process_owner.is_dead(holder["process"]):
+            # Its process was killed on this machine; or it is an earlier try of this one, which the node did not hear give it up.
+            if holder["is_started"] or not (holder["token"] in _given_up or process_owner.is_dead(holder["process"])):
                 break
-            instead = holder["token"]  # the process that had it was killed on this machine
+            instead = holder["token"]
         raise taken(name, self.run, holder)
 
 

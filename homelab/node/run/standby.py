@@ -27,7 +27,6 @@ from homelab.shared.protocol import files, layout, phases, waiting_mark
 from homelab.shared.protocol.run_messages import Preparation
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Mapping
 
     from homelab.shared.protocol.files import JsonObject
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 RECORD, GO = "standby.json", "go.json"  # in the node's folder of the attempt that it stands by for
 WANTED = "standby-wanted"  # beside them: how often one was begun because a supervisor asked, which touches it
-_MOST_BEGUN, _RECORD_S = 3, 10.0
+_MOST_BEGUN = 3
 _LOOK_S = 1.0
 _AGAIN_S, _AGAIN_MOST_S = 60.0, 3600.0
 # Variables that are read when a process joins its group, or later: all others have to be the same, because imports have read them.
@@ -50,8 +49,8 @@ class Preparing:
 
     def __init__(self, plan: JsonObject, folder: str, node_dir: str) -> None:
         self._plan, self._node_dir = plan, node_dir
-        workdir = os.path.dirname(os.path.dirname(folder))
-        self._follower = status_stream.StatusFollower(workdir, plan["run"], plan["attempt"], plan["node"])
+        self._workdir = os.path.dirname(os.path.dirname(folder))
+        self._follower = status_stream.StatusFollower(self._workdir, plan["run"], plan["attempt"], plan["node"])
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._prepare, args=(folder,), daemon=True, name="standby")
 
@@ -66,19 +65,20 @@ class Preparing:
     def _prepare(self, folder: str) -> None:
         if not self._trains():
             return
-        child, pause_s, wait_s = None, _AGAIN_S, self._plan["standby_after_s"]
+        pause_s, wait_s, run = _AGAIN_S, self._plan["standby_after_s"], self._plan["run"]
         while not self._ended.wait(wait_s):
             wait_s = pause_s
-            # A supervisor may have asked for one; and what was begun a moment ago has no record yet.
-            if holder(folder, self._node_dir) is not None or (child is not None and child.poll() is None):
+            if holder(folder, self._node_dir) is not None:
                 continue
             # A machine that slept meanwhile, or was frozen, awakes in the wait, and its ranks have no peers any more: they make one more step.
             if not self._trains():
                 return
             pause_s = min(2 * pause_s, _AGAIN_MOST_S)
             try:
-                child = _begin(folder, self._node_dir, len(self._follower.ranks))
-            except OSError as error:
+                with claims.locked(self._workdir):  # a supervisor may ask for one in this moment
+                    if not self._ended.is_set() and not _is_stopped(self._workdir, run) and holder(folder, self._node_dir) is None:
+                        _begin(folder, self._node_dir, len(self._follower.ranks))
+            except (OSError, claims.RefusedError) as error:
                 print(f"no standby: {error}", flush=True)
 
     def _trains(self) -> bool:
@@ -95,38 +95,52 @@ class Preparing:
 
 
 def prepare(request: RunRequest) -> Preparation:
-    """Begin, or keep, the processes that wait for the next attempt here, whether one runs here now or not. Asked again and again while they are wanted."""
+    """Begin, or keep, the processes that wait for the next attempt here, whether one runs here now or not. Asked again and again while they are wanted.
+
+    Raises claims.RefusedError where a frozen process keeps the lock.
+    """
     folder = paths.run_dir(request.workdir, request.run)
-    for number in reversed(paths.attempts(folder)):
-        node_dir = paths.node_dir(folder, number, paths.name_here(folder, number, layout.checked(request.node)))
-        start = files.read_object(os.path.join(node_dir, layout.START_JSON))
-        if start is not None:
-            break
-    else:
-        return Preparation(state="none")
-    if start.get("standby_after_s") is None or not start.get("program"):
-        return Preparation(state="none")
-    wanted = os.path.join(node_dir, WANTED)
-    times = len(files.text(wanted))
     try:
-        if holder(folder, node_dir) is None:
-            if times >= _MOST_BEGUN:
+        # A stop by hand comes before, and is seen, or after, and ends it; a start takes what is begun here, or is the newest attempt.
+        with claims.locked(request.workdir):
+            start, node_dir = _last_start(folder, layout.checked(request.node))
+            if start.get("standby_after_s") is None or not start.get("program"):
                 return Preparation(state="none")
-            own = {"HOMELAB_RUN": request.run, "HOMELAB_NODE": start["node"], "HOMELAB_ATTEMPT": str(number), "HOMELAB_RUN_DIR": folder}
-            with claims.locked(request.workdir):  # a stop by hand comes before, and is seen, or after, and ends it
-                if claims.stopped_attempt(request.workdir, request.run) == paths.attempts(folder)[-1]:
+            wanted = os.path.join(node_dir, WANTED)
+            times = len(files.text(wanted))
+            if holder(folder, node_dir) is None:
+                if times >= _MOST_BEGUN or _is_stopped(request.workdir, request.run):
                     return Preparation(state="none")
-                child, times = _begin(folder, node_dir, len(start["ranks"]), own), times + 1
-            deadline = time.monotonic() + _RECORD_S
-            while holder(folder, node_dir) is None and child.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.02)  # a second one would be begun beside it
-        with open(wanted, "w", encoding="utf-8") as file:
-            file.write("." * times)
+                own = {
+                    "HOMELAB_RUN": request.run,
+                    "HOMELAB_NODE": start["node"],
+                    "HOMELAB_ATTEMPT": str(start["attempt"]),
+                    "HOMELAB_RUN_DIR": folder,
+                }
+                _begin(folder, node_dir, len(start["ranks"]), own)
+                times += 1
+            with open(wanted, "w", encoding="utf-8") as file:
+                file.write("." * times)
     except OSError:  # memory or a disk: the next attempt begins slower, and that is all
         return Preparation(state="none")
     pids = processes.of_run(request.run, request.workdir, request.node, standbys=True)
     waiting = [pid for pid in pids if files.text(f"/proc/{pid}/comm") == waiting_mark.WAITS]
     return Preparation(state="ready" if len(waiting) >= len(start["ranks"]) else "begun")
+
+
+def _last_start(folder: str, node: str) -> tuple[JsonObject, str]:
+    """start.json of the newest attempt in which this node took part, and its folder of it; ({}, "") where it took part in none."""
+    for number in reversed(paths.attempts(folder)):
+        node_dir = paths.node_dir(folder, number, paths.name_here(folder, number, node))
+        start = files.read_object(os.path.join(node_dir, layout.START_JSON))
+        if start is not None:
+            return start, node_dir
+    return {}, ""
+
+
+def _is_stopped(workdir: str, run: str) -> bool:
+    """By hand, in its newest attempt."""
+    return claims.stopped_attempt(workdir, run) == (paths.attempts(paths.run_dir(workdir, run)) or [0])[-1]
 
 
 def holder(folder: str, node_dir: str) -> int | None:
@@ -135,14 +149,19 @@ def holder(folder: str, node_dir: str) -> int | None:
     return pid if isinstance(pid, int) and processes.is_alive(pid) and processes.run_of(pid) == os.path.basename(folder) else None
 
 
-def _begin(folder: str, node_dir: str, ranks: int, own: Mapping[str, str] = MappingProxyType({})) -> subprocess.Popen[bytes]:
-    """Start a holder. `own`: variables of the run that this process lacks. Raises OSError where memory or the disk refuses."""
+def _begin(folder: str, node_dir: str, ranks: int, own: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Start a holder, under the lock of the claims. `own`: variables of the run that this process lacks. Raises OSError where memory or the disk refuses."""
     needed = waiting_mark.RANK_BYTES * ranks
     if control_group.available_bytes() < needed:
         raise OSError(f"this node has less than {needed >> 30} GiB of free memory")
     environment = {**os.environ, **own, waiting_mark.VARIABLE: "1"}
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(os.path.join(node_dir, GO))  # of one before
     with open(os.path.join(node_dir, "standby.log"), "ab") as log:
-        return programs.detached([sys.executable, "-m", "homelab.node", "standby", node_dir], folder, environment, log)
+        child = programs.detached([sys.executable, "-m", "homelab.node", "standby", node_dir], folder, environment, log)
+    # By this process: when the lock is free, who looks sees it.
+    plan = files.read_json(os.path.join(node_dir, layout.START_JSON))
+    files.write_json(os.path.join(node_dir, RECORD), {"pid": child.pid, "fits": fits(plan)})
 
 
 def fits(start: JsonObject) -> JsonObject:
@@ -180,6 +199,7 @@ def take(folder: str, start: JsonObject, node_dir: str) -> ToldHolder | None:
         if record.get("fits") != fits(start):
             processes.signal_all([pid], signal.SIGTERM)
             return None
-        files.write_json(os.path.join(waiting_dir, GO), {"attempt": start["attempt"], "node": start["node"], "node_dir": node_dir})
+        go = {"pid": pid, "attempt": start["attempt"], "node": start["node"], "node_dir": node_dir}
+        files.write_json(os.path.join(waiting_dir, GO), go)
         return ToldHolder(pid)
     return None

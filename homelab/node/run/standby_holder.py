@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from homelab.node import paths
 from homelab.node.run import attempt_records, rank_launcher, standby, torchrun
-from homelab.node.system import control_group, processes
+from homelab.node.system import boot_clock, control_group, processes
 from homelab.shared.protocol import files, layout, waiting_mark
 
 if TYPE_CHECKING:
@@ -29,12 +29,13 @@ def hold(node_dir: str) -> None:
     environment = {**os.environ, **plan["environment"], **rank_launcher.of_group(plan, folder)}
     with open(os.path.join(node_dir, "standby.log"), "ab") as log:
         ranks = rank_launcher.spawn(folder, log, {"program": plan["program"], "environment": environment, "ranks": plan["ranks"]})
-    files.write_json(os.path.join(node_dir, standby.RECORD), {"pid": os.getpid(), "fits": standby.fits(plan)})
     goes_on = _wait(plan, folder, node_dir, ranks)
     # One that was frozen may hear of an attempt when the run has gone on without it.
     if goes_on is None or goes_on["attempt"] < (paths.attempts(folder) or [0])[-1]:
-        with contextlib.suppress(OSError):
-            os.unlink(os.path.join(node_dir, standby.RECORD))
+        record = os.path.join(node_dir, standby.RECORD)
+        if (files.read_object(record) or {}).get("pid") == os.getpid():
+            with contextlib.suppress(OSError):
+                os.unlink(record)
         ranks.kill()
         return
     processes.rename(waiting_mark.AT_WORK)
@@ -51,7 +52,8 @@ def _wait(plan: JsonObject, folder: str, node_dir: str, ranks: subprocess.Popen[
     wanted_ns = _wanted_ns(node_dir)
     while True:
         if os.path.exists(go):
-            return files.read_object(go)
+            said = files.read_object(go) or {}
+            return said if said.get("pid") == os.getpid() else None  # another one was told
         now_s = time.monotonic()
         if now_s - looked_s >= _LOOK_S:
             passed_s, looked_s = now_s - looked_s, now_s
@@ -65,11 +67,17 @@ def _wait(plan: JsonObject, folder: str, node_dir: str, ranks: subprocess.Popen[
                 return None
             agent = attempt_records.agent(node_dir)
             # A killed agent leaves its ranks at work, and nobody begins another holder.
-            is_over = ended is not None or agent is None or not any(processes.is_alive(agent[name]) for name in ("pid", "torchrun_pid"))
+            is_over = ended is not None or agent is None or not _is_at_work(agent)
             alone_s = alone_s + min(passed_s, 2 * _LOOK_S) if is_over and wanted_ns == before_ns else 0.0
             if alone_s > _UNCLAIMED_S:
                 return None
         time.sleep(_GO_LOOK_S)
+
+
+def _is_at_work(agent: JsonObject) -> bool:
+    """Whether a process of agent.json lives. After a power cut its numbers belong to others, or to nobody."""
+    is_of_this_boot = agent.get("boot_id") in (None, "", boot_clock.boot_id())
+    return is_of_this_boot and any(processes.is_alive(agent[name]) for name in ("pid", "torchrun_pid"))
 
 
 def _wanted_ns(node_dir: str) -> int:

@@ -153,6 +153,18 @@ def test_who_was_killed_keeps_nobody_out(nodes: Nodes, monkeypatch: pytest.Monke
         pass
 
 
+def test_a_claim_that_its_node_did_not_hear_given_up_is_taken_over_by_the_same_process(nodes: Nodes) -> None:
+    """A node that is cut off while it is claimed comes back with the claim of the first try: the second one would wait five minutes for itself."""
+    with claimed(nodes):
+        nodes.nodes["node1"].is_off = True
+    nodes.nodes["node1"].is_off = False
+    nodes._agents.clear()
+    with claimed(nodes) as claim:
+        assert set(claim.newest) == {*NAMES}
+        with pytest.raises(TakenError), claimed(nodes):
+            pass
+
+
 def test_a_node_that_is_off_keeps_nobody_from_recovering_and_is_asked_when_it_is_back(nodes: Nodes) -> None:
     nodes.nodes["node1"].is_off = True
     with claimed(nodes, doing="recovered by hand") as claim:

@@ -246,7 +246,7 @@ def test_whoever_was_frozen_starts_no_attempt_that_the_run_has_left_behind(machi
     holder = machine.waits(1)
     machine.end(1, 1, 0)
     os.kill(holder, signal.SIGSTOP)
-    files.write_json(machine.here(1) / standby.GO, {"attempt": 2, "node": NODE, "node_dir": str(machine.here(2))})
+    files.write_json(machine.here(1) / standby.GO, {"pid": holder, "attempt": 2, "node": NODE, "node_dir": str(machine.here(2))})
     (machine.here(1) / standby.RECORD).unlink()
     assert machine.start(2, standby_after_s=None, direct=False, command=["/bin/false"]) == {}
     wait_until((machine.here(2) / "exit.json").exists)
@@ -384,6 +384,38 @@ def test_one_of_a_node_that_trains_is_not_begun_twice(machine: Machine) -> None:
     assert machine.waits(1) == holder and "no standby" not in files.text(log)
 
 
+def test_of_several_that_ask_at_once_one_begins_it(machine: Machine) -> None:
+    """Two nodes come back together, and each has the others prepared: two holders of one attempt would both begin its ranks."""
+    machine.start(1, standby_after_s=60.0)
+    machine.said(1)
+    gate, states = threading.Barrier(4), list[str]()
+
+    def ask() -> None:
+        gate.wait()
+        states.append(machine.prepare())
+
+    asking = [threading.Thread(target=ask) for _ in range(gate.parties)]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join()
+    assert set(states) <= {"begun", "ready"} and len(states) == gate.parties
+    machine.waits(1)
+    machine.end(1, 1, 0)
+    assert machine.start(2, standby_after_s=None) == {} and [one["waited"] for one in machine.said(2)] == [True, True]
+    assert len(processes.of_run(RUN, str(machine.workdir), NODE, standbys=True)) == 4, "watcher, launcher and two ranks"
+
+
+def test_what_another_one_was_told_is_not_done(machine: Machine) -> None:
+    machine.start(1)
+    holder = machine.waits(1)
+    machine.end(1, 1, 0)
+    files.write_json(machine.here(1) / standby.RECORD, {"pid": os.getpid()})
+    files.write_json(machine.here(1) / standby.GO, {"pid": os.getpid(), "attempt": 2, "node": NODE, "node_dir": str(machine.here(2))})
+    wait_until(lambda: not processes.is_alive(holder) and not machine.waiting())
+    assert files.read_json(machine.here(1) / standby.RECORD) == {"pid": os.getpid()}, "the other one's"
+
+
 def test_a_run_that_was_stopped_or_has_none_prepares_nothing(machine: Machine) -> None:
     machine.start(1, standby_after_s=None)
     machine.said(1)
@@ -465,9 +497,12 @@ def test_those_that_wait_outlive_the_agent_while_its_ranks_work(machine: Machine
         ended.start()
         ended.join(1.0)
         assert ended.is_alive(), "its ranks still train"
-        os.kill(agent["torchrun_pid"], signal.SIGKILL)
+        files.write_json(machine.here(1) / "agent.json", {**agent, "boot_id": "another"})
         ended.join(10.0)
-        assert not ended.is_alive(), "nothing of the attempt is left"
+        assert not ended.is_alive(), "after a power cut the numbers are those of others"
+        files.write_json(machine.here(1) / "agent.json", agent)
+        os.kill(agent["torchrun_pid"], signal.SIGKILL)
+        assert standby_holder._wait(plan, str(machine.run), here, child) is None, "nothing of the attempt is left"
     finally:
         child.kill()
         child.wait()

@@ -91,7 +91,12 @@ class AttemptWatch:
         self.streams.wait(_LONGEST_WAIT_S)
 
     def look(self) -> tuple[watchdog.AttemptVerdict, int]:
-        """The verdict, and the newest checkpoint that all nodes hold. Of an end the watchdog is asked again when torchrun has said its own word."""
+        """The verdict, and the newest checkpoint that all nodes hold. Of an end the watchdog is asked again when torchrun has said its own word.
+
+        Raises the error of ours that has ended a thread by which it sees.
+        """
+        if self.streams.fault is not None:
+            raise self.streams.fault
         statuses = self._statuses()
         self._step_times.see(statuses, time.monotonic())
         checkpoint = common_checkpoint(statuses)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -51,6 +52,8 @@ class HouseMonitor:
                 _, heard_s = self._sights.get(name, (None, 0.0))
                 if time.monotonic() - heard_s < ASK_S or self._is_lent(name):
                     continue
-                answers, _ = fleet.ask("house", house.request(self._cluster.node(name), self._run), names=[name])
-                if name in answers:
-                    self._sights[name] = read(House, answers[name]), time.monotonic()
+                # No processes or no disk on this machine for a while: the node has said nothing then, and is asked again.
+                with contextlib.suppress(Exception):
+                    answers, _ = fleet.ask("house", house.request(self._cluster.node(name), self._run), names=[name])
+                    if name in answers:
+                        self._sights[name] = read(House, answers[name]), time.monotonic()

@@ -69,7 +69,9 @@ class RecoveryTry:
 
     def close(self) -> None:
         """Release the claim, close the connections."""
-        self._fleet = self._claimed = self._halted = None
+        if self.connected is not None:
+            self._open.push(self.connected)
+        self.connected = self._fleet = self._claimed = self._halted = None
         self._open.close()
 
     def examine(self, incident: acts.Incident) -> observation.Examined:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-from homelab.controller.base.errors import HomelabError
+from homelab.controller.base.errors import UnreachableError
 from homelab.controller.checks import registry
 from homelab.controller.features.preflight import gather
 from homelab.controller.features.supervise.recovery_try import Supervised
@@ -51,13 +51,10 @@ class RejoinMonitor:
             try:
                 # The others train: they are asked for dials only when the node itself is well, and only once.
                 is_well = self._is_well((name,)) and (name in self._well or self._is_well((*self._others, name)))
-            except HomelabError:
+                is_well = is_well and self._prepare((name,) if name in self._well else (*self._others, name))
+            except Exception:  # noqa: BLE001 - no processes or no disk on this machine for a while, too: it is asked again
                 is_well = False
-            if is_well:
-                self._prepare((name,) if name in self._well else (*self._others, name))
-                self._well.add(name)
-            else:
-                self._well.discard(name)
+            (self._well.add if is_well else self._well.discard)(name)
 
     def _is_well(self, names: tuple[str, ...]) -> bool:
         with Fleet(self._run.cluster.only(names)) as fleet:
@@ -67,13 +64,20 @@ class RejoinMonitor:
         counts = [finding for finding in findings if len(names) == 1 or finding.check == "network.reach"]
         return set(evidence.facts) == set(names) and not any(finding.keeps_out for finding in counts)
 
-    def _prepare(self, names: tuple[str, ...]) -> None:
-        """Let all of them do the imports of the next attempt before this one ends for it. A node that cannot begins slower, that is all."""
+    def _prepare(self, names: tuple[str, ...]) -> bool:
+        """Let all of them do the imports of the next attempt before this one ends for it; whether the last one, which comes back, still answers.
+
+        A node that cannot begins slower, that is all.
+        """
         if not standbys.prepares(self._run.recipe):
-            return
+            return True
         deadline = time.monotonic() + PREPARE_S
         with Fleet(self._run.cluster.only(names)) as fleet:
-            while not self._is_away(names[-1]) and time.monotonic() < deadline:
-                answers, _ = fleet.ask("prepare", RunRequest(run=self._run.paths.name), names=names)
-                if not any(answer["state"] == "begun" for answer in answers.values()) or self._ended.wait(_LOOK_S):
-                    return
+            while not self._is_away(names[-1]):
+                answers, errors = fleet.ask("prepare", RunRequest(run=self._run.paths.name), names=names)
+                if isinstance(errors.get(names[-1]), UnreachableError):
+                    return False
+                is_begun = any(answer["state"] == "begun" for answer in answers.values())
+                if not is_begun or time.monotonic() > deadline or self._ended.wait(_LOOK_S):
+                    return True
+        return False

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import paramiko
 from pydantic import ValidationError
 
 from homelab.controller.attempt.watchdog import UNHEARD_S, NodeStatus
@@ -33,6 +34,8 @@ class StatusStreams:
         self._cluster = cluster
         self._request = FollowRequest(run=run, attempt=attempt, by=process_owner.name(), process=process_owner.mark())
         self._statuses: dict[str, tuple[NodeStatus, float]] = {}
+        self.fault: Exception | None = None
+        """An error of ours that has ended such a thread: from then on its node looks silent, whatever it says."""
         self._ended = threading.Event()
         self._changed = threading.Condition()
         self._threads = [threading.Thread(target=self._follow, args=(name,), daemon=True, name=f"follow {name}") for name in names]
@@ -77,32 +80,38 @@ class StatusStreams:
             self._changed.wait(timeout_s)
 
     def _follow(self, name: str) -> None:
-        while not self._ended.is_set():
-            agent: Agent | None = None
+        try:
+            while not self._ended.is_set():
+                self._follow_once(name)
+                self._ended.wait(_AGAIN_S)
+        except Exception as error:  # noqa: BLE001 - whoever watches raises it
+            self.fault = error
+
+    def _follow_once(self, name: str) -> None:
+        agent: Agent | None = None
+        try:
+            node = self._cluster.node(name)
+            agent, request = connect(self._cluster, node), self._request.replace(yield_to=node.yield_to, yield_when=node.yield_when)
             try:
-                node = self._cluster.node(name)
-                agent, request = connect(self._cluster, node), self._request.replace(yield_to=node.yield_to, yield_when=node.yield_when)
-                try:
-                    stream = agent.open("follow", request)
-                except HomelabError:
-                    agent.ask("free-port")  # ships the code where it is missing; a stream cannot
-                    stream = agent.open("follow", request)
-                try:
-                    while not self._ended.is_set():
-                        line = stream.readline(_PATIENCE_S)
-                        if not line:
-                            break
-                        self._heard(name, line)
-                        stream.write(b"\n")  # a node that hears no other machine and does no step stops itself
-                finally:
-                    stream.close()
-            except (HomelabError, OSError, TimeoutError):
-                pass  # tried again; that nothing is heard is all that counts
+                stream = agent.open("follow", request)
+            except HomelabError:
+                agent.ask("free-port")  # ships the code where it is missing; a stream cannot
+                stream = agent.open("follow", request)
+            try:
+                while not self._ended.is_set():
+                    line = stream.readline(_PATIENCE_S)
+                    if not line:
+                        break
+                    self._heard(name, line)
+                    stream.write(b"\n")  # a node that hears no other machine and does no step stops itself
             finally:
-                if agent is not None:
-                    with contextlib.suppress(Exception):
-                        agent.close()
-            self._ended.wait(_AGAIN_S)
+                stream.close()
+        except (HomelabError, OSError, EOFError, paramiko.SSHException):
+            pass  # tried again; that nothing is heard is all that counts
+        finally:
+            if agent is not None:
+                with contextlib.suppress(Exception):
+                    agent.close()
 
     def _heard(self, name: str, line: bytes) -> None:
         try:

@@ -113,7 +113,7 @@ def _watch(state: State, observation: Observation) -> Step:
         return _begin(state, observation, acts.Incident(verdict, observation.time, watch.absent - well))
     if verdict.kind != "well":
         # The controller that has recovered the run needs the nodes, and looks after it.
-        left_out = frozenset() if verdict.kind == "superseded" else watch.absent - well
+        left_out = frozenset() if verdict.kind == "superseded" else watch.absent
         return state, acts.End(verdict.kind, verdict.because or verdict.kind, left_out, collects=True)
     moves = leaving.moves(observation, watch.absent, well)
     if moves:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from homelab.controller.base import redact
 from homelab.controller.base.errors import HomelabError
@@ -20,11 +17,10 @@ from homelab.controller.run import event_log, supervisor_lock
 from homelab.controller.run.events import note
 from homelab.controller.run.paths import RunPaths
 
-AGAIN_S = 1.0
+AGAIN_S = 1.0  # ten times of it after the second fault
 _LOCK_S = 1.0  # a process that only asks for the lock has it for an instant
 # A fault that is there whenever this run is looked at would come again for ever.
 _MOST_FAULTS, _WITHIN_S = 3, 600.0
-_EYES = ("follow ", "return of ", "owner of ")  # names of the threads of `status_streams`, `rejoin` and `house_monitor`
 
 
 def supervise(cluster: Cluster, paths: RunPaths, say: Say) -> str | None:
@@ -39,32 +35,18 @@ def supervise(cluster: Cluster, paths: RunPaths, say: Say) -> str | None:
         time.sleep(0.05)
 
 
-@contextmanager
-def _threads_seen(supervisor: Supervisor) -> Iterator[None]:
-    """In this block an error that ends a thread by which the supervisor sees is an error of the supervisor: a node would look silent for ever."""
-    before = threading.excepthook
-
-    def ended(args: threading.ExceptHookArgs) -> None:
-        before(args)
-        if args.thread is not None and args.thread.name.startswith(_EYES):
-            supervisor.blinded_by = args.exc_value
-
-    threading.excepthook = ended
-    try:
-        yield
-    finally:
-        threading.excepthook = before
-
-
 def _until_its_end(cluster: Cluster, paths: RunPaths, say: Say) -> str:
     """A supervisor knows nothing that is not on disk: after a fault of its own, a new one goes on where it was. The lock stays ours meanwhile."""
     faults_s: list[float] = []
+    supervisor: Supervisor | None = Supervisor(
+        cluster, paths, say
+    )  # what is wrong with the run's folder from the beginning is no fault of ours
     while True:
-        supervisor = Supervisor(cluster, paths, say)
         try:
-            with _threads_seen(supervisor):
-                return supervisor.run()
+            supervisor = supervisor or Supervisor(cluster, paths, say)
+            return supervisor.run()
         except Exception as error:  # whatever it is, a run that nobody looks after is worse
+            supervisor = None
             is_ours = not isinstance(error, HomelabError)  # else it says itself what is wrong on this machine, and the fix
             say(traceback.format_exc().rstrip() if is_ours else str(error))
             words = error.message if isinstance(error, HomelabError) else traceback.format_exception_only(error)[-1].strip()
@@ -74,9 +56,9 @@ def _until_its_end(cluster: Cluster, paths: RunPaths, say: Say) -> str:
             if len(faults_s) >= _MOST_FAULTS:
                 event_log.append(paths, note(f"the supervisor has ended by a fault of its own: {what}"))
                 told, another = notifier.of_run(cluster.notify, paths, say), homelab("supervise", paths.name)
-                ended = f"its supervisor has ended by a fault of its own: {what}\nThe run goes on without one; to start another: {another}"
+                ended = f"its supervisor has ended by a fault of its own: {what}\nNobody looks after the run now; to start another supervisor: {another}"
                 told.tell("needs you", ended)
                 told.close()
                 raise
             event_log.append(paths, note(f"the supervisor met a fault of its own and began again: {what}"))
-            time.sleep(AGAIN_S)
+            time.sleep(AGAIN_S * 10 ** (len(faults_s) - 1))

@@ -52,12 +52,10 @@ class Supervisor:
         recipe, items = described.recipe, inputs.of_run(paths, described.run_json)
         self._run = Supervised(for_recipe(cluster, recipe), paths, recipe, items, supervisor_record.skipped(paths))
         self._plan = run_folder.plan_of(paths)
-        self.blinded_by: BaseException | None = None  # what has ended a thread by which it sees
         self._watch: AttemptWatch | None = None
         self._try: RecoveryTry | None = None
         self._collecting: threading.Thread | None = None
         self._asking: threading.Thread | None = None
-        self._leaves = LeaveWatch(paths, self._run.cluster, lambda: self._watch.streams.statuses() if self._watch else {}, self._stop_ranks)
         self._free = self._absent()
         self._looking = threading.Lock()
         self._fleet: Fleet | None = None  # kept open from look to look, and handed to a recovery
@@ -74,6 +72,8 @@ class Supervisor:
             self._plan.attempt, recipe.recovery, recipe.checkpoint, restarts=tuple(Restart(**entry) for entry in history["restarts"]),
             was_cut_short=supervisor_json.get("doing") == "recovering" and not has_started,
         )  # fmt: skip
+        # At the end, because it begins to ask the nodes: `run` closes it.
+        self._leaves = LeaveWatch(paths, self._run.cluster, lambda: self._watch.streams.statuses() if self._watch else {}, self._stop_ranks)
 
     def run(self) -> str:
         """Until the run is done, stopped, or given up; how it ended."""
@@ -91,8 +91,6 @@ class Supervisor:
                 result = self._perform(act)
 
     def _observe(self, result: Result | None) -> Observation:
-        if self.blinded_by is not None:
-            raise self.blinded_by
         away = self._leaves.look(self._plan.attempt, self._free)
         is_stopped = store.intent_of(self._paths, self._plan.attempt) in ("stopping", "stopped")
         observed = Observation(time.monotonic(), time.time(), is_stopped, result, away=away, lent=self._leaves.lent)

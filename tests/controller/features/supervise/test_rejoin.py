@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from homelab.controller.base.errors import HomelabError
+from homelab.controller.base.errors import HomelabError, UnreachableError
 from homelab.controller.features.supervise import rejoin
 from homelab.controller.features.supervise.recovery_try import Supervised
 from homelab.controller.features.supervise.rejoin import RejoinMonitor
@@ -83,3 +83,38 @@ def test_one_that_cannot_be_prepared_comes_back_all_the_same(tmp_path: Path, mon
     tower, laptop, *_ = builders.NAMES
     with RejoinMonitor(run_of(tmp_path), [tower], [laptop]) as monitor:
         wait_until(lambda: monitor.well == {tower}, 10.0)
+
+
+def test_one_that_dies_while_it_is_prepared_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others would end their attempt for it."""
+    tower, laptop, *_ = builders.NAMES
+    fleet = FakeFleet(tmp_path / "nodes").replace_connections(monkeypatch)
+    asked: list[str] = []
+
+    def prepared(request: dict[str, Any]) -> dict[str, Any]:
+        asked.append(request["node"])
+        fleet.nodes[tower].is_off = True
+        return {"state": "ready"}
+
+    fleet.answer("prepare", prepared, [laptop])
+    fleet.answer("prepare", UnreachableError("it is off", where=f"node {tower}", hint=""), [tower])
+    monkeypatch.setattr(rejoin, "_EVERY_S", 0.01)
+    monkeypatch.setattr(RejoinMonitor, "_is_well", lambda *_: True)
+    with RejoinMonitor(run_of(tmp_path), [tower], [laptop]) as monitor:
+        wait_until(lambda: len(asked) > 2, 10.0)
+        assert not monitor.well
+
+
+def test_what_this_machine_lacks_for_a_moment_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes, or room on its disk: the thread that asks must not end by it."""
+    faults: list[Exception] = [BlockingIOError("no processes"), RuntimeError("can't start new thread")]
+
+    def is_well(*_: object) -> bool:
+        if faults:
+            raise faults.pop()
+        return True
+
+    monkeypatch.setattr(rejoin, "_EVERY_S", 0.01)
+    monkeypatch.setattr(RejoinMonitor, "_is_well", is_well)
+    with RejoinMonitor(run_of(tmp_path, standby=False), ["tower"], ["laptop"]) as monitor:
+        wait_until(lambda: monitor.well == {"tower"}, 10.0)

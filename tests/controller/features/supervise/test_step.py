@@ -130,7 +130,7 @@ CASES = [
     case("a person stops the run here", state(), seen(is_stopped=True), End("stopped", "stopped", ABSENT, collects=True)),
     case("a person stops the run elsewhere", state(), seen(STOPPED), End("stopped", "it was stopped by hand", ABSENT, collects=True)),
     case("the run is done", state(), seen(DONE), End("done", "done", ABSENT, collects=True)),
-    case("a left-out node that is healthy again has no rank left over", state(), seen(DONE, well=ABSENT), End("done", "done", frozenset(), collects=True)),
+    case("a left-out node that is healthy again has what was prepared there", state(), seen(DONE, well=ABSENT), End("done", "done", ABSENT, collects=True)),
     case("another controller has recovered it: its nodes are left alone", state(), seen(SUPERSEDED), End("superseded", SUPERSEDED.because, collects=True)),
     case("a rank has died", state(), seen(DEAD), Begin(Incident(DEAD, TIME, ABSENT)), phase="recovering", recovering=Recovering(Incident(DEAD, TIME, ABSENT), NOW)),
     case("and the left-out node is healthy again: it is asked, too", state(), seen(DEAD, well=ABSENT), Begin(FAILURE)),

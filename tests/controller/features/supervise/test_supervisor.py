@@ -37,6 +37,8 @@ def statuses(**of_node: dict[str, Any]) -> dict[str, NodeStatus]:
 class Played:
     """Streams that hear one look after the other; the last one stays."""
 
+    fault: Exception | None = None
+
     def __init__(self, *looks: dict[str, NodeStatus]) -> None:
         self._looks = list(looks)
 
