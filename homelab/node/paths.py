@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from homelab.shared.protocol import files, layout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 _whole: dict[str, tuple[int, int, int]] = {}  # folder of an attempt -> what its plan.json was on the disk when it was read
 
@@ -93,16 +93,23 @@ def name_here(run_folder: str, attempt: int, node: str) -> str:
     return names[0] if node not in names and len(names) == 1 else node
 
 
-def attempts(run_folder: str) -> list[int]:
-    """The numbers of the attempts that this node knows, rising.
+def attempts(run_folder: str) -> Iterator[int]:
+    """The numbers of the attempts that this node knows, the newest first. Each is looked at when it is taken: a run of months has thousands.
 
     A folder counts when its plan, or its start on a node, names that attempt of this run. Other folders must not look like a newer attempt.
     """
     try:
         names = os.listdir(os.path.join(run_folder, layout.ATTEMPTS))
     except OSError:
-        return []
-    return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)) and _counts(run_folder, int(name)))
+        return
+    for number in sorted((int(name) for name in names if name.isdecimal() and name == str(int(name))), reverse=True):
+        if _counts(run_folder, number):
+            yield number
+
+
+def newest_attempt(run_folder: str) -> int:
+    """The newest that this node knows; 0 where it knows none."""
+    return next(attempts(run_folder), 0)
 
 
 def _counts(run_folder: str, number: int) -> bool:

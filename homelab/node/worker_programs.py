@@ -60,7 +60,7 @@ def dry_run(request: JsonObject) -> Any:
 
 def cards_of(run_folder: str, node: str) -> dict[str, str]:
     """The variables of the newest attempt in which this node took part that name its cards (other cards are not the run's), and spare torch a compiler."""
-    for attempt in reversed(paths.attempts(run_folder)):
+    for attempt in paths.attempts(run_folder):
         node_dir = paths.node_dir(run_folder, attempt, paths.name_here(run_folder, attempt, node))
         started = files.read_object(os.path.join(node_dir, layout.START_JSON))
         if started:

@@ -6,7 +6,6 @@ accepted here. (What happens on the node: `homelab.node.run.supervisor_host`.)
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import re
 import shlex
@@ -146,11 +145,7 @@ def end(fleet: Fleet, paths: RunPaths, say: Say) -> None:
 def places_of(cluster: Cluster, paths: RunPaths) -> list[str]:
     """The nodes that may have it: the one that was written down, and every head the run has had (it may have been launched elsewhere)."""
     node_names = {node.name for node in cluster.nodes}
-    heads = []
-    for number in run_folder.attempts(paths):
-        with contextlib.suppress(HomelabError):  # a plan that cannot be read names no node
-            heads.append(run_folder.plan_of(paths, number).head)
-    return [name for name in dict.fromkeys([recorded(paths), *heads]) if name in node_names]
+    return [name for name in dict.fromkeys([recorded(paths), *run_folder.heads(paths)]) if name in node_names]
 
 
 def recorded(paths: RunPaths) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,6 +12,7 @@ from homelab.controller.dashboard.step_curve import StepCurve
 from homelab.shared.protocol.rank_messages import Metric
 
 _MOST_SAVES = 100  # steps of which it is known when they were saved: the newest
+_MOST_PACES = 4  # attempts whose pace is known: the newest
 
 
 class Measured:
@@ -32,7 +33,7 @@ class Measured:
         self.moves: list[Metric] = []
         """What says that rows moved between ranks, by attempt, step and time."""
         self._paces: dict[int, AttemptPace] = defaultdict(AttemptPace)
-        self._first_steps: dict[int, int] = {}  # attempt -> the first step that it made
+        self._firsts: list[tuple[int, int]] = []  # of each attempt that made a step: its number and its first step, by number
         self._notes: dict[str, tuple[int, int, float]] = {}
         self._saves: dict[int, dict[int, tuple[int, float]]] = {}
 
@@ -81,16 +82,18 @@ class Measured:
 
     def eta_s(self, step: int, total: int | None, step_tokens: float | None = None) -> float | None:
         """Seconds from `step` to the end, at the pace of the newest attempt; None while no step is done, or where the end is not known."""
-        newest = max(self._first_steps, default=None)
-        seconds_per_step = None if newest is None else self.pace(newest).seconds_per_step(step_tokens)
+        seconds_per_step = self.pace(self._firsts[-1][0]).seconds_per_step(step_tokens) if self._firsts else None
         return None if total is None or seconds_per_step is None else max(0, total - step) * seconds_per_step
 
     def _train(self, line: Metric) -> None:
         self._paces[line.attempt].add(line)
-        first = self._first_steps.get(line.attempt)
-        if first is None or line.step < first:
+        if len(self._paces) > _MOST_PACES:
+            del self._paces[min(self._paces)]
+        place = bisect_left(self._firsts, (line.attempt,))
+        is_known = place < len(self._firsts) and self._firsts[place][0] == line.attempt
+        if not is_known or line.step < self._firsts[place][1]:
             # Steps that an earlier attempt had reached beyond the first one of a later attempt were undone.
-            self._first_steps[line.attempt] = line.step
+            self._firsts[place : place + is_known] = [(line.attempt, line.step)]
             self.losses.cut(line.step, line.attempt)
-        if line.loss is not None and line.attempt >= max(number for number, step in self._first_steps.items() if step <= line.step):
+        if line.loss is not None and all(first > line.step for _, first in self._firsts[place + 1 :]):
             self.losses.put(line.step, line.loss, line.attempt, line.time)

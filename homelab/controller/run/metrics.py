@@ -20,6 +20,7 @@ from homelab.controller.run import kept_lock, store
 from homelab.controller.run.followed_file import FollowedFile
 from homelab.controller.run.metric_keys import KnownKeys, Line, key
 from homelab.controller.run.paths import RunPaths
+from homelab.controller.run.undone_lines import Undone
 from homelab.shared.protocol import files, lock
 from homelab.shared.protocol.rank_messages import Metric
 
@@ -75,10 +76,10 @@ class Gathered:
                 if (metric := as_metric(line)) is not None and line not in self.known
             }
             newer = KnownKeys(line for line, _ in fresh.values())
-            are_undone = self.known.are_undone(resumed, newer)
-            kept = [(line, metric) for line, metric in fresh.values() if not self.known.is_undone(line, resumed, newer)]
-            if are_undone or self._has_doubles:
-                self._rewrite([line for line, _ in kept], resumed, newer)
+            undone = Undone(resumed, self.known, newer)
+            kept = [(line, metric) for line, metric in fresh.values() if line not in undone]
+            if undone.has_known or self._has_doubles:
+                self._rewrite([line for line, _ in kept], undone)
             else:
                 store.append_lines(self._paths.metrics_jsonl, [line for line, _ in kept])
             self.refresh()
@@ -86,13 +87,13 @@ class Gathered:
                 self._take(line, metric)
             self._settled = dict(resumed)
 
-    def _rewrite(self, kept: Sequence[Line], resumed: Mapping[int, int], newer: KnownKeys) -> None:
+    def _rewrite(self, kept: Sequence[Line], undone: Undone) -> None:
         """The file without what was done again, line by line: it may be larger than the memory."""
 
         def lines() -> Iterator[Line]:
             once = KnownKeys()
             for line in lines_of(self._paths):
-                if as_metric(line) is not None and not self.known.is_undone(line, resumed, newer) and once.add(line):
+                if as_metric(line) is not None and line not in undone and once.add(line):
                     yield line
             yield from kept
 

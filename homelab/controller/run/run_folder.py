@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, get_args
 
 from homelab.controller.base.errors import HomelabError, InputError
@@ -25,6 +26,18 @@ from homelab.shared.protocol import layout
 from homelab.shared.protocol.request import RunRequest
 
 _FEW = 8  # attempts
+
+
+@dataclass(frozen=True)
+class _Outline:
+    """Of a plan; `mark`: what its file was on the disk when it was read."""
+
+    mark: tuple[int, int, int]
+    resume_step: int
+    head: str
+
+
+_outlines: dict[Path, _Outline] = {}
 
 
 @dataclass(frozen=True)
@@ -85,8 +98,8 @@ def moment_of(described: Mapping[str, Any]) -> datetime | None:
 
 def attempts(paths: RunPaths) -> list[int]:
     """Numbers of the attempts that have a folder here, the newest first."""
-    numbers = [int(path.name) for path in (paths.root / layout.ATTEMPTS).glob("*") if path.name.isdecimal()]
-    return sorted(numbers, reverse=True)
+    folder = paths.root / layout.ATTEMPTS
+    return sorted((int(name) for name in (os.listdir(folder) if folder.is_dir() else ()) if name.isdecimal()), reverse=True)
 
 
 def plan_of(paths: RunPaths, attempt: int | None = None) -> Plan:
@@ -100,8 +113,30 @@ def plan_of(paths: RunPaths, attempt: int | None = None) -> Plan:
 
 def resume_steps(paths: RunPaths) -> dict[int, int]:
     """Attempt -> the step after which it went on, of the plans that can be read."""
-    plans = {number: _read_plan(paths, number) for number in attempts(paths)}
-    return {number: plan.resume_step for number, plan in plans.items() if plan is not None}
+    return {number: outline.resume_step for number, outline in _outlines_of(paths)}
+
+
+def heads(paths: RunPaths) -> list[str]:
+    """Every head that the run has had, the newest first."""
+    return list(dict.fromkeys(outline.head for _, outline in _outlines_of(paths)))
+
+
+def _outlines_of(paths: RunPaths) -> Iterator[tuple[int, _Outline]]:
+    """Of the plans that can be read, the newest first. Each is read once: a run of months has thousands, and every look asks for them."""
+    for number in attempts(paths):
+        file = paths.plan_json(number)
+        try:
+            status = os.stat(file)
+        except OSError:
+            continue
+        mark = (status.st_mtime_ns, status.st_size, status.st_ino)
+        kept = _outlines.get(file)
+        if kept is None or kept.mark != mark:
+            plan = _read_plan(paths, number)
+            if plan is None:
+                continue
+            kept = _outlines[file] = _Outline(mark, plan.resume_step, plan.head)
+        yield number, kept
 
 
 def last_layers(paths: RunPaths) -> dict[tuple[str, int], range]:

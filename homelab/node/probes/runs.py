@@ -43,7 +43,7 @@ def _recovered(workdir: str, node: str, alive: set[str]) -> dict[str, RunRecover
         if supervisor is None or supervisor.has_left or supervisor.is_dead:
             continue
         folder = paths.run_dir(workdir, run)
-        attempt = (paths.attempts(folder) or [0])[-1]
+        attempt = paths.newest_attempt(folder)
         node_dir = paths.node_dir(folder, attempt, paths.name_here(folder, attempt, node))
         end = files.read_object(os.path.join(node_dir, layout.EXIT_JSON)) or {}
         if end.get("returncode") != 0 and claims.stopped_attempt(workdir, run) != attempt:
@@ -54,7 +54,7 @@ def _recovered(workdir: str, node: str, alive: set[str]) -> dict[str, RunRecover
 def _at_work(workdir: str, run: str, node: str, pids: list[int]) -> RunAtWork:
     """How far the newest attempt is, by the rank here that has spoken last."""
     folder = paths.run_dir(workdir, run)
-    attempt = (paths.attempts(folder) or [0])[-1]
+    attempt = paths.newest_attempt(folder)
     node_dir = paths.node_dir(folder, attempt, paths.name_here(folder, attempt, node))
     agent = attempt_records.agent(node_dir) or {}
     beat, home = _newest_beat(os.path.join(paths.attempt_dir(folder, attempt), "ranks"), set(pids))

@@ -35,12 +35,11 @@ def plan(run_folder: str, attempt: int) -> JsonObject:
 def rank_pids(run_folder: str) -> Any:
     """The processes of the newest attempt's ranks here, from their heartbeats; they may have ended."""
     pids = []
-    for number in paths.attempts(run_folder)[-1:]:
-        home = os.path.join(paths.attempt_dir(run_folder, number), "ranks")
-        for rank in os.listdir(home) if os.path.isdir(home) else ():
-            beat = files.read_object(os.path.join(home, rank, "heartbeat.json")) or {}
-            if type(beat.get("pid")) is int:
-                pids.append(beat["pid"])
+    home = os.path.join(paths.attempt_dir(run_folder, paths.newest_attempt(run_folder)), "ranks")
+    for rank in os.listdir(home) if os.path.isdir(home) else ():
+        beat = files.read_object(os.path.join(home, rank, "heartbeat.json")) or {}
+        if type(beat.get("pid")) is int:
+            pids.append(beat["pid"])
     return pids
 
 

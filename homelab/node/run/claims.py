@@ -125,7 +125,7 @@ def undo(request: UndoRequest) -> bool:
     with contextlib.suppress(OSError, RefusedError):
         release(request)
     folder = paths.run_dir(request.workdir, request.run)
-    newest = (paths.attempts(folder) or [0])[-1]
+    newest = paths.newest_attempt(folder)
     nodes = os.path.join(paths.attempt_dir(folder, newest), "nodes")
     names = os.listdir(nodes) if os.path.isdir(nodes) else []
     starts = [files.read_object(os.path.join(nodes, name, "start.json")) or {} for name in names]
@@ -203,7 +203,7 @@ def _refuse_superseded(request: ClaimRequest | StopRequest) -> None:
 
 def _newest(request: RunRequest) -> int:
     """The newest attempt that this node knows."""
-    return (paths.attempts(paths.run_dir(request.workdir, request.run)) or [0])[-1]
+    return paths.newest_attempt(paths.run_dir(request.workdir, request.run))
 
 
 def _taken(run: str, current: JsonObject) -> RefusedError:

@@ -44,10 +44,10 @@ def look(request: HouseRequest) -> House:
     """One look at a node on which no attempt is followed."""
     run = request.run
     folder = paths.run_dir(request.workdir, run) if run else ""
-    numbers = paths.attempts(folder) if folder else []
-    here = paths.node_dir(folder, numbers[-1], paths.name_here(folder, numbers[-1], request.node)) if numbers else ""
-    watch = HouseWatch(request, folder, numbers[-1] if numbers else 0, here)
-    if numbers and processes.of_run(run or "", request.workdir, request.node):
+    newest = paths.newest_attempt(folder) if folder else 0
+    here = paths.node_dir(folder, newest, paths.name_here(folder, newest, request.node)) if newest else ""
+    watch = HouseWatch(request, folder, newest, here)
+    if newest and processes.of_run(run or "", request.workdir, request.node):
         watch.phases = (phases.STARTING,)  # how much of a card is its own is not told
     return watch.look(asks_programs=True)
 

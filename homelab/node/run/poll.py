@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from homelab.shared.protocol.run_requests import PollRequest
 
 MOST_METRICS = 20_000  # lines in one answer, about 8 MB
+MOST_PLANS = 20  # in one answer, of about 5 KB a node: what attempts before have left, the checkpoints carry
 
 
 def poll(request: PollRequest) -> Reply:
@@ -53,13 +54,13 @@ def runs(request: Request) -> Runs:
         described = files.read_object(os.path.join(folder, "run.json")) if layout.is_usable(name) else None
         if described is None:
             continue
-        numbers = paths.attempts(folder)
-        node_dir = paths.node_dir(folder, numbers[-1], paths.name_here(folder, numbers[-1], request.node)) if numbers else None
+        newest = paths.newest_attempt(folder)
+        node_dir = paths.node_dir(folder, newest, paths.name_here(folder, newest, request.node)) if newest else None
         known_runs.append(
             KnownRun(
                 name=name,
                 created_at=described.get("created_at"),
-                attempt=numbers[-1] if numbers else 0,
+                attempt=newest,
                 alive=bool(alive.get(name)),
                 exit=message.as_written(files.read_object(os.path.join(node_dir, "exit.json"))) if node_dir else None,
                 final=os.path.exists(os.path.join(folder, "final", "README.md")),
@@ -70,18 +71,15 @@ def runs(request: Request) -> Runs:
 
 
 def describe(request: RunRequest) -> Described:
-    """run.json and the newest plan.json of a run, for a controller that did not launch it. Nulls when unknown."""
+    """run.json and the newest plans of a run, for a controller that did not launch it, or did not start them. Nulls when unknown."""
     folder = paths.run_dir(request.workdir, request.run)
-    numbers = paths.attempts(folder)
-    plans = {}
-    for number in numbers:
-        plans[number] = files.read_object(os.path.join(paths.attempt_dir(folder, number), "plan.json"))
+    newest = sorted(itertools.islice(paths.attempts(folder), MOST_PLANS))
+    plans = {number: files.read_object(os.path.join(paths.attempt_dir(folder, number), "plan.json")) for number in newest}
     return Described(run_json=files.read_object(os.path.join(folder, "run.json")), plans=plans)
 
 
 def _run(folder: str, request: PollRequest) -> RunReply:
-    numbers = paths.attempts(folder)
-    attempt = request.attempt or (numbers[-1] if numbers else 0)
+    attempt = request.attempt or paths.newest_attempt(folder)
     node = paths.name_here(folder, attempt, request.node)
     node_dir = paths.node_dir(folder, attempt, node)
     agent = attempt_records.agent(node_dir)

@@ -19,7 +19,7 @@ def put(request: SaveRequest) -> Done:
     """Put it there. Raises Refusal for an attempt that has not started here, or is not the newest."""
     folder = paths.run_dir(request.workdir, request.run)
     node = paths.name_here(folder, request.attempt, request.node)
-    newest = (paths.attempts(folder) or [0])[-1]
+    newest = paths.newest_attempt(folder)
     if request.attempt != newest or node not in paths.names_here(folder, newest):
         raise Refusal(f"attempt {request.attempt} of {request.run} does not train on this node", where=folder)
     files.write_json(os.path.join(folder, layout.save_request(newest, node)), {"time": time.time()})

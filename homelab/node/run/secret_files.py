@@ -221,8 +221,8 @@ def _is_over(folder: str) -> bool:
         return False
     if not os.path.isdir(folder):  # a person has deleted it
         return True
-    newest = next(reversed(paths.attempts(folder)), None)
-    if newest is None:
+    newest = paths.newest_attempt(folder)
+    if not newest:
         return False
     nodes = os.path.join(paths.attempt_dir(folder, newest), "nodes")  # under the name that this node had then
     names = os.listdir(nodes) if os.path.isdir(nodes) else []

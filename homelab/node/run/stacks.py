@@ -33,7 +33,7 @@ def stacks(request: RunRequest) -> Stacks:
     Of the newest attempt; no lines for a rank that cannot answer (frozen, or gone).
     """
     folder = paths.run_dir(request.workdir, request.run)
-    attempt = (paths.attempts(folder) or [0])[-1]
+    attempt = paths.newest_attempt(folder)
     node = paths.name_here(folder, attempt, request.node)
     pids = processes.of_run(request.run, request.workdir, node)
     sizes_before = {}

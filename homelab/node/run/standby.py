@@ -12,6 +12,7 @@ and where memory becomes short. A stop by hand ends it with everything else; a r
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 RECORD, GO = "standby.json", "go.json"  # in the node's folder of the attempt that it stands by for
 WANTED = "standby-wanted"  # beside them: how often one was begun because a supervisor asked, which touches it
 _MOST_BEGUN = 3
+_MOST_BEFORE = 50  # attempts: where nodes share a disk, they have made some without this one
 _LOOK_S = 1.0
 _AGAIN_S, _AGAIN_MOST_S = 60.0, 3600.0
 # Variables that are read when a process joins its group, or later: all others have to be the same, because imports have read them.
@@ -130,7 +132,7 @@ def prepare(request: RunRequest) -> Preparation:
 
 def _last_start(folder: str, node: str) -> tuple[JsonObject, str]:
     """start.json of the newest attempt in which this node took part, and its folder of it; ({}, "") where it took part in none."""
-    for number in reversed(paths.attempts(folder)):
+    for number in paths.attempts(folder):
         node_dir = paths.node_dir(folder, number, paths.name_here(folder, number, node))
         start = files.read_object(os.path.join(node_dir, layout.START_JSON))
         if start is not None:
@@ -140,7 +142,7 @@ def _last_start(folder: str, node: str) -> tuple[JsonObject, str]:
 
 def _is_stopped(workdir: str, run: str) -> bool:
     """By hand, in its newest attempt."""
-    return claims.stopped_attempt(workdir, run) == (paths.attempts(paths.run_dir(workdir, run)) or [0])[-1]
+    return claims.stopped_attempt(workdir, run) == paths.newest_attempt(paths.run_dir(workdir, run))
 
 
 def holder(folder: str, node_dir: str) -> int | None:
@@ -185,8 +187,8 @@ class ToldHolder:
 
 def take(folder: str, start: JsonObject, node_dir: str) -> ToldHolder | None:
     """Hand the attempt of start.json (`start`), whose folder is `node_dir`, to the processes that wait; None where none are there that fit."""
-    before = [number for number in paths.attempts(folder) if number < start["attempt"]]
-    for number in reversed(before):
+    before = (number for number in paths.attempts(folder) if number < start["attempt"])
+    for number in itertools.islice(before, _MOST_BEFORE):
         waiting_dir = paths.node_dir(folder, number, paths.name_here(folder, number, start["node"]))
         record = files.read_object(os.path.join(waiting_dir, RECORD))
         if record is None:

@@ -31,7 +31,7 @@ def hold(node_dir: str) -> None:
         ranks = rank_launcher.spawn(folder, log, {"program": plan["program"], "environment": environment, "ranks": plan["ranks"]})
     goes_on = _wait(plan, folder, node_dir, ranks)
     # One that was frozen may hear of an attempt when the run has gone on without it.
-    if goes_on is None or goes_on["attempt"] < (paths.attempts(folder) or [0])[-1]:
+    if goes_on is None or goes_on["attempt"] < paths.newest_attempt(folder):
         record = os.path.join(node_dir, standby.RECORD)
         if (files.read_object(record) or {}).get("pid") == os.getpid():
             with contextlib.suppress(OSError):
@@ -90,7 +90,7 @@ def _wanted_ns(node_dir: str) -> int:
 
 def _has_gone_on(folder: str, plan: JsonObject) -> bool:
     """Whether a later attempt runs here without these processes: they came too late for it."""
-    newest = (paths.attempts(folder) or [0])[-1]
+    newest = paths.newest_attempt(folder)
     return (
         newest > plan["attempt"]
         and attempt_records.agent(paths.node_dir(folder, newest, paths.name_here(folder, newest, plan["node"]))) is not None

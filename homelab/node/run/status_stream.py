@@ -100,7 +100,7 @@ class StatusFollower:
             agent = dict(agent, pid=None, torchrun_pid=None)
         return StatusLine(
             attempt=self.attempt,
-            newest=(paths.attempts(self.folder) or [0])[-1],
+            newest=paths.newest_attempt(self.folder),
             started=bool(agent),
             stopping=os.path.exists(os.path.join(self.here, "stop")),
             agent=processes.state(agent.get("pid")),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import re
 import signal
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 
 _LOOK_S = 0.1
+_MOST_NAMED = 100  # attempts whose names of this machine are told
 # The end of ChildFailedError's text, whole (torch/distributed/elastic/multiprocessing/errors/__init__.py of 2.13).
 _ROOT_CAUSE = re.compile(r"^Root Cause \(first observed failure\):\n.*^={20,}$", re.MULTILINE | re.DOTALL)
 
@@ -60,7 +62,7 @@ def _start_watcher(
 ) -> subprocess.Popen[bytes] | standby.ToldHolder:
     if os.path.exists(os.path.join(node_dir, "agent.json")):
         raise claims.RefusedError("taken", f"attempt {attempt} of {run} was started on this node already", claims.see(run))
-    newest = (paths.attempts(folder) or [0])[-1]
+    newest = paths.newest_attempt(folder)
     if newest > attempt:  # a controller that was cut off does not know that the run has continued
         reason = f"attempt {attempt} of {run} is outdated: this node knows attempt {newest}"
         raise claims.RefusedError("superseded", reason, claims.see(run))
@@ -258,7 +260,7 @@ def _stop(request: StopRequest) -> Stopped:
         end = {"returncode": None, "signal": int(signal.SIGKILL), "ended_at": time.time(), "stopped": True}
         with contextlib.suppress(OSError):
             files.write_json(os.path.join(node_dir, "exit.json"), end)
-    names = [paths.names_here(folder, number) for number in paths.attempts(folder)]
+    names = [paths.names_here(folder, number) for number in itertools.islice(paths.attempts(folder), _MOST_NAMED)]
     # Where nodes share a disk all their names are there, and this machine speaks for its own.
     own = {name for node_names in names for name in node_names if len(node_names) == 1 or name == request.node}
     return outcome.replace(as_nodes=tuple(sorted(own)))
@@ -274,8 +276,8 @@ def undo(request: UndoRequest) -> Stopped:
 def _unfinished(request: StopRequest) -> str | None:
     """This node's folder of the newest attempt, when it was begun here and has not written how it ended; else None."""
     folder = paths.run_dir(request.workdir, request.run)
-    newest = next(reversed(paths.attempts(folder)), None)
-    if newest is None:
+    newest = paths.newest_attempt(folder)
+    if not newest:
         return None
     node_dir = paths.node_dir(folder, newest, paths.name_here(folder, newest, request.node))
     return node_dir if os.path.isdir(node_dir) and not os.path.exists(os.path.join(node_dir, "exit.json")) else None

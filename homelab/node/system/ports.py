@@ -146,7 +146,7 @@ def promised(workdir: str, node: str) -> dict[int, str]:
     found = {}
     for run in processes.of_runs(workdir, node):
         folder = paths.run_dir(workdir, run)
-        number = (paths.attempts(folder) or [0])[-1]
+        number = paths.newest_attempt(folder)
         plan = files.read_object(os.path.join(paths.attempt_dir(folder, number), layout.PLAN_JSON)) or {}
         name = paths.name_here(folder, number, node)
         has_ended = os.path.exists(os.path.join(paths.node_dir(folder, number, name), layout.EXIT_JSON))

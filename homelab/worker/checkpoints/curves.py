@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from homelab.shared.protocol import chain
-from homelab.worker.runtime.metrics_recorder import perplexity
+from homelab.worker.runtime.metrics_recorder import forget_earlier, perplexity
 from homelab.worker.runtime.task import Task
 
 FILE = chain.RECORD
@@ -130,7 +130,9 @@ class Curves:
 
 
 def keep_before(task: Task, curves: Curves) -> None:
-    """Write the earlier steps beside this attempt's own metrics: the checkpoint may be gone when a reader asks for them."""
+    """Write the earlier steps beside this attempt's own metrics: the checkpoint may be gone when a reader asks for them. They hold what those of
+    the attempts before held.
+    """
     path = task.rank_dir / FILE
     if task.rank != 0 or not curves.before:
         path.unlink(missing_ok=True)
@@ -138,6 +140,7 @@ def keep_before(task: Task, curves: Curves) -> None:
     partial = path.with_name(f".{FILE}.partial")
     partial.write_text(curves.text(), encoding="utf-8")
     os.replace(partial, path)
+    forget_earlier(task, FILE)
 
 
 def _number(value: float | None) -> float:

@@ -10,6 +10,7 @@ than it knows, and a worker that reads a higher one ends.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from homelab.worker.errors import WorkerError
@@ -17,8 +18,10 @@ from homelab.worker.errors import WorkerError
 
 def newest_attempt(run_dir: Path) -> int:
     """The highest attempt of which this node has a plan; 0 without a plan. An empty folder does not count."""
-    plans = run_dir.glob("attempts/*/plan.json")
-    return max((int(plan.parent.name) for plan in plans if plan.parent.name.isdecimal()), default=0)
+    folder = run_dir / "attempts"
+    names = os.listdir(folder) if folder.is_dir() else []
+    numbers = sorted((int(name) for name in names if name.isdecimal()), reverse=True)  # a run of months has thousands
+    return next((number for number in numbers if (folder / str(number) / "plan.json").exists()), 0)
 
 
 def check(run_dir: Path, attempt: int) -> None:

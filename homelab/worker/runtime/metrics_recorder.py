@@ -21,6 +21,15 @@ from homelab.worker.runtime.task import Task
 SIGN_S = 1.0  # between two signs of one phase: a pass may take a millisecond
 
 
+def forget_earlier(task: Task, name: str) -> None:
+    """Remove this rank's file of earlier attempts, where only the newest is read: a run of months has thousands of attempts."""
+    folder = task.run_dir / layout.ATTEMPTS
+    for attempt in os.listdir(folder):
+        if attempt.isdecimal() and int(attempt) < task.attempt:
+            with contextlib.suppress(OSError):
+                os.unlink(folder / attempt / "ranks" / str(task.rank) / name)
+
+
 class Recorder:
     """Writes this rank's files. Each line is flushed, so a killed process loses at most the step it was in."""
 
@@ -80,6 +89,7 @@ class Recorder:
         if not self._has_trained:
             self._has_trained = True  # and has imported everything, for those to do the same that wait (`waiting_rank`)
             files.replace(self.task.rank_dir / layout.MODULES_JSON, json.dumps(list(sys.modules)).encode())
+            forget_earlier(self.task, layout.MODULES_JSON)
         self._metric({"kind": "train", "time": time.time(), "attempt": self.task.attempt, **line})
 
     def shares(self, step: int, change: Rebalancing) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from homelab.controller.run.metric_keys import KnownKeys, Line, key
 from homelab.controller.run.metrics import Gathered, lines_of
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.step_set import StepSet
+from homelab.controller.run.undone_lines import Undone
 from tests.controller.run.test_gathered import kept, train
 
 pytestmark = pytest.mark.timeout(60)
@@ -115,13 +117,27 @@ def test_of_every_step_one_line_is_left(looks: list[tuple[list[Line], dict[int, 
             assert list(lines_of(paths)) == list(expected.values())
 
 
+def test_thousands_of_attempts_are_compared_in_the_time_that_it_takes_to_know_them() -> None:
+    """It was their number squared, at every look at a run."""
+    attempts, steps = 3000, 2
+    lines = [train(number, number * steps + step, rank) for number in range(attempts) for step in range(steps) for rank in (0, 1)]
+    resumed = {number: number * steps for number in range(attempts)}
+    began_s = time.process_time()
+    known, newer = KnownKeys(lines), KnownKeys([train(attempts, attempts * steps, 0)])
+    built_s = time.process_time()
+    undone = Undone(resumed, known, newer)
+    assert not undone.has_known and not any(line in undone for line in lines)
+    assert time.process_time() - built_s < 5 * (built_s - began_s)
+    assert Undone({**resumed, attempts: 5}, known, newer).has_known
+
+
 def test_keys_are_undone_as_all_lines_at_once_say() -> None:
     lines = [
         train(attempt, step, rank) for attempt, first in NEW_ATTEMPT.items() for step in range(first + 1, first + 7) for rank in (0, 1)
     ]
     known = KnownKeys(lines)
     gone = undone(lines, NEW_ATTEMPT)
-    assert gone and {key(line) for line in lines if known.is_undone(line, NEW_ATTEMPT, KnownKeys())} == gone
+    assert gone and {key(line) for line in lines if line in Undone(NEW_ATTEMPT, known)} == gone
 
 
 def read(follow: FollowedFile, begin: Callable[[], None] = lambda: None) -> list[bytes]:

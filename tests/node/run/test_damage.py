@@ -15,6 +15,7 @@ from homelab.controller.remote import answers
 from homelab.controller.remote.poll_reply import parse_replies
 from homelab.node import paths
 from homelab.node.run import status_stream
+from homelab.node.run.poll import MOST_PLANS
 from homelab.shared.protocol import files
 from homelab.shared.protocol.message import as_json
 from homelab.shared.protocol.rank_messages import Metric
@@ -120,23 +121,41 @@ def test_a_folder_is_no_attempt_without_a_word_of_it(run: Path) -> None:
     (attempts / "9" / "plan.json").write_text('{"run": "another", "attempt": 9, "ranks": []}')
     (attempts / "10" / "nodes" / NODE).mkdir(parents=True)
     (attempts / "10" / "plan.json").write_text("{}")
-    assert paths.attempts(str(run)) == [1]
+    assert [*paths.attempts(str(run))] == [1]
     assert (
         asked("poll", run)["run"]["attempt"] == 1 and status_stream.StatusFollower(str(run.parents[1]), RUN, 1, NODE).look(1.0).newest == 1
     )
     (attempts / "7" / "plan.json").write_text(json.dumps({"run": RUN, "attempt": 7, "ranks": []}))
-    assert paths.attempts(str(run)) == [1, 7], "it counts as soon as its plan is there"
+    assert [*paths.attempts(str(run))] == [7, 1], "it counts as soon as its plan is there"
 
 
 def test_a_plan_that_is_damaged_later_takes_nothing_from_an_attempt(run: Path) -> None:
-    assert paths.attempts(str(run)) == [1]
+    assert [*paths.attempts(str(run))] == [1]
     (run / "attempts/1/plan.json").write_text("{")
-    assert paths.attempts(str(run)) == [1]
+    assert [*paths.attempts(str(run))] == [1]
     shutil.rmtree(run / "attempts/1")
-    assert paths.attempts(str(run)) == []
+    assert [*paths.attempts(str(run))] == []
+
+
+def test_of_thousands_of_attempts_the_newest_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of months has them: each restart, each evening on which a node is with its owner."""
+    plan = json.loads((run / "attempts/1/plan.json").read_text())
+    for number in range(2, 400):
+        (run / "attempts" / str(number)).mkdir()
+        (run / "attempts" / str(number) / "plan.json").write_text(json.dumps({**plan, "attempt": number}))
+    (run / "attempts" / "400").mkdir()
+    read_json, opened = files.read_json, list[str]()
+    monkeypatch.setattr(files, "read_json", lambda path: opened.append(str(path)) or read_json(path))
+    assert paths.newest_attempt(str(run)) == 399
+    assert status_stream.StatusFollower(str(run.parents[1]), RUN, 399, NODE).look(1.0).newest == 399
+    assert [name for name in opened if name.endswith("plan.json")].count(str(run / "attempts/399/plan.json")) == len(
+        [name for name in opened if name.endswith("plan.json")]
+    )
+    described = asked("describe", run)["plans"]
+    assert list(map(int, described)) == [*range(400 - MOST_PLANS, 400)], "a whole answer has a limit, and would be refused"
 
 
 def test_counting_attempts_reads_each_plan_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert paths.attempts(str(run)) == [1]
+    assert [*paths.attempts(str(run))] == [1]
     monkeypatch.setattr(files, "read_json", lambda path: pytest.fail(f"{path} is read again"))
-    assert paths.attempts(str(run)) == [1]
+    assert [*paths.attempts(str(run))] == [1]

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from homelab.shared.protocol import chain
-from homelab.worker.checkpoints.curves import Curves
+from homelab.worker.checkpoints.curves import Curves, keep_before
 from homelab.worker.checkpoints.model_card import model_card
+from homelab.worker.runtime.metrics_recorder import Recorder
 from homelab.worker.runtime.task import Task
 from homelab.worker.strategies.replica_check import apart
 from tests.worker import harness
@@ -46,6 +47,23 @@ def after(tmp_path: Path, steps: int, **recipe: Any) -> Curves:
             curves.evaluation(number, 5.0 - number / 10 if number != 4 else 4.0, 10.0 + number)
     curves.agree()
     return curves
+
+
+def test_of_many_attempts_the_newest_alone_keeps_what_came_before(tmp_path: Path) -> None:
+    """Each copy is the whole curve: a run of months would fill the head's disk with them."""
+    own, before = task(tmp_path, resume_step=6), after(tmp_path, 6)
+    (tmp_path / "curves.jsonl").write_text(before.text())
+    for attempt, rank in ((1, 0), (1, 1), (3, 0)):
+        folder = tmp_path / "attempts" / str(attempt) / "ranks" / str(rank)
+        folder.mkdir(parents=True)
+        (folder / "curves.jsonl").write_text("x")
+        (folder / "modules.json").write_text("[]")
+    recorder = Recorder(own)
+    keep_before(own, Curves.carried_by(tmp_path, own))
+    recorder.train(step(7, 4.2))
+    left = {str(path.relative_to(tmp_path / "attempts")) for path in tmp_path.glob("attempts/*/ranks/*/*.json*")}
+    assert {"2/ranks/0/curves.jsonl", "2/ranks/0/modules.json", "1/ranks/1/modules.json", "3/ranks/0/curves.jsonl"} <= left
+    assert not {"1/ranks/0/curves.jsonl", "1/ranks/0/modules.json"} & left
 
 
 def test_what_a_checkpoint_carries_is_what_the_next_head_knows(tmp_path: Path) -> None:

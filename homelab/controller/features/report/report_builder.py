@@ -27,6 +27,7 @@ from homelab.controller.remote.poll_reply import LineOrEmpty, MomentOrNone, or_n
 from homelab.controller.run import leave
 from homelab.controller.run.metric_keys import KnownKeys
 from homelab.controller.run.state import FINISHED
+from homelab.controller.run.undone_lines import Undone
 from homelab.shared.protocol.rank_messages import Metric
 from homelab.shared.protocol.run_messages import CardJoules
 
@@ -131,8 +132,8 @@ def counted(lines: Sequence[Metric], resumed: Mapping[int, int]) -> list[Metric]
     def keyed(line: Metric) -> dict[str, Any]:
         return {"kind": line.kind, "attempt": line.attempt, "rank": line.rank, "step": line.step, "message": line.message}
 
-    known, nothing = KnownKeys(map(keyed, lines)), KnownKeys()
-    return [line for line in lines if not known.is_undone(keyed(line), resumed, nothing)]
+    undone = Undone(resumed, KnownKeys(map(keyed, lines)))
+    return [line for line in lines if keyed(line) not in undone]
 
 
 def _missing(sources: Sources, lines: Sequence[Metric]) -> tuple[str, ...]:

@@ -54,8 +54,11 @@ def attempt_rows(
             ended.setdefault(current, (time, name)) if name != "done" else ended.update({current: (time, name)})
     rows = []
     newest = max(plans, default=0)
+    of_attempt: dict[int, list[Metric]] = {}
+    for metric in metrics:
+        of_attempt.setdefault(metric.attempt, []).append(metric)
     for number, plan in sorted(plans.items()):
-        own = [line for line in metrics if line.attempt == number]
+        own = of_attempt.get(number, [])
         steps = [line.step for line in own if line.kind == "train"]
         end, how = ended.get(number, (None, "") if number == newest else (began.get(number + 1), "ended"))
         diagnosis = diagnoses.get(number)

@@ -90,7 +90,10 @@ def look(fleet: Fleet, paths: RunPaths, attempt: int | None, say: Callable[[str]
         )
     newest = _of_newest(paths, snapshot.attempt, snapshot.state, watcher)
     judged, number = newest, snapshot.attempt
-    for number in [attempt] if attempt else range(snapshot.attempt, 0, -1):
+    lines = event_log.lines(paths)
+    # An attempt that ended for an owner, or for a node that came back, is no failure: a run of months has thousands of them.
+    moved = {line.get("attempt") for line in lines if line.get("event") == "restart"}
+    for number in [attempt] if attempt else [number for number in range(snapshot.attempt, 0, -1) if number not in moved]:
         judged = newest if number == snapshot.attempt else _of_older(fleet, paths, number)
         if judged.stored is not None or judged.state == "failed":
             break
@@ -98,7 +101,6 @@ def look(fleet: Fleet, paths: RunPaths, attempt: int | None, say: Callable[[str]
         if attempt is None:
             judged, number = newest, snapshot.attempt
     has_failed = judged.stored is not None or judged.state == "failed"
-    lines = event_log.lines(paths)
     last = [events.text_of(line) for line in lines if events.read(line).tells_why_not_started]
     not_started = last[-1] if last and number == snapshot.attempt and judged.state in ("planned", "shipping") else ""
     # A command that only a person can start comes before one that follows the run.
