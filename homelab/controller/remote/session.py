@@ -51,7 +51,7 @@ class Stream(Protocol):
     """A command that is still running; closing it closes its stdin, which our verbs take as the end."""
 
     def readline(self, timeout_s: float) -> bytes:
-        """Its next line of stdout; b"" at the end. Raises TimeoutError, and OSError where no line ends."""
+        """Its next line of stdout; b"" at the end. Raises TimeoutError, and OSError where no line ends, or the connection does."""
         ...
 
     def write(self, line: bytes) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import paramiko
@@ -129,6 +130,15 @@ class SshSession:
         return UnreachableError(f"the connection to this node was lost: {reason}", where=self._where, hint=homelab("preflight --only ssh"))
 
 
+@contextlib.contextmanager
+def _as_os_error() -> Iterator[None]:
+    """paramiko raises these, too, where a connection ends (paramiko/packet.py, transport.py)."""
+    try:
+        yield
+    except (EOFError, paramiko.SSHException) as error:
+        raise ConnectionError(str(error) or type(error).__name__) from error
+
+
 class _ChannelStream:
     def __init__(self, channel: Any) -> None:
         self._channel = channel
@@ -141,14 +151,16 @@ class _ChannelStream:
             if left_s <= 0:  # bytes that trickle in must not put off the end for ever
                 raise TimeoutError
             self._channel.settimeout(left_s)
-            block: bytes = self._channel.recv(_BLOCK)
+            with _as_os_error():
+                block: bytes = self._channel.recv(_BLOCK)
             if not block:
                 break
             self._lines.feed(block)
         return self._lines.take()
 
     def write(self, line: bytes) -> None:
-        self._channel.sendall(line)
+        with _as_os_error():
+            self._channel.sendall(line)
 
     def close(self) -> None:
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):

@@ -6,6 +6,7 @@ second) are those of rank 0, so that the file is the same on every node. Every l
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -27,22 +28,22 @@ _WORD_DIGITS = 10  # of a digest in a float, which holds 13 exactly: 7 figures h
 
 
 class Curves:
-    """What a run has shown so far. `before` holds the lines of earlier attempts, oldest first."""
+    """What a run has shown so far. Lines are kept as text, which takes a tenth of the room: a run may have hundreds of thousands."""
 
     def __init__(self, task: Task, lines: list[dict[str, Any]] | None = None) -> None:
         every = lines or []
-        self.before = [line for line in every if line["kind"] in _LOSSES]
         self.chain = chain.end_of(every)
         self._is_chained = bool(self.chain) or (
             not every and task.resume_step == 0
         )  # an older version has begun the others without a chain
-        self.eval_losses = {line["step"]: line["eval_loss"] for line in self.before if line["kind"] == "eval"}
-        steps = [(line["step"], line["loss"]) for line in self.before if line["kind"] == "train"]
+        self.eval_losses = {line["step"]: line["eval_loss"] for line in every if line["kind"] == chain.EVAL}
+        steps = [(line["step"], line["loss"]) for line in every if line["kind"] == chain.TRAIN]
         self.first: tuple[int, float] | None = steps[0] if steps else None
         self.last: tuple[int, float] | None = steps[-1] if steps else None
         self.is_whole = [step for step, _ in steps] == list(range(1, task.resume_step + 1))
         self._of_pairs = task.objective is not None
         self._settled = [json.dumps(line) + "\n" for line in every]
+        self._count_before = len(every)
         self._open: list[list[float]] = []
         self._decided: list[dict[str, str]] = []  # of each open line, what the law decides: the same on every rank
         self._devices = sorted({rank.device_name for rank in task.ranks})
@@ -52,6 +53,14 @@ class Curves:
     def carried_by(cls, folder: Path | None, task: Task) -> Curves:
         """The curves in a checkpoint; empty for a start from nothing, and for a checkpoint of an older version without them."""
         return cls(task, _read(folder / FILE, task.resume_step) if folder is not None else [])
+
+    @property
+    def before(self) -> Iterator[dict[str, Any]]:
+        """The lines of earlier attempts, oldest first."""
+        for text in itertools.islice(self._settled, self._count_before):
+            line = json.loads(text)
+            if line["kind"] in _LOSSES:
+                yield line
 
     def start(self, facts: Mapping[str, Any]) -> None:
         """The first line: what is trained, and with which programs. Nothing where the run has begun already. `facts` are the same on every rank."""
@@ -134,7 +143,7 @@ def keep_before(task: Task, curves: Curves) -> None:
     the attempts before held.
     """
     path = task.rank_dir / FILE
-    if task.rank != 0 or not curves.before:
+    if task.rank != 0 or not any(curves.before):
         path.unlink(missing_ok=True)
         return
     partial = path.with_name(f".{FILE}.partial")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,10 @@ class TensorBoard:
     """Steps of earlier attempts are written again into a new file, and older files are removed: another node may have been the head then.
 
     Where the checkpoint does not carry the whole curve (one of an older homelab), the older files stay, and TensorBoard gets the
-    step from which their values no longer count. TensorBoard is imported with the first value, because that costs about a second.
+    step from which their values no longer count.
+
+    A thread writes, from the first value on: the import of TensorBoard takes a second, and the other ranks would wait for it, and for the
+    steps before, in every recovery.
     """
 
     def __init__(self, folder: Path, curves: Curves, resume_step: int) -> None:
@@ -23,29 +29,48 @@ class TensorBoard:
         self._curves = curves
         self._resume_step = resume_step
         self._writer: Any = None
+        self._points: queue.SimpleQueue[tuple[int, float, dict[str, float | None]] | None] = queue.SimpleQueue()
+        self._fault: Exception | None = None
+        self._thread = threading.Thread(target=self._write, daemon=True, name="tensorboard")
 
     def write(self, step: int, values: dict[str, float | None]) -> None:
-        """Add one point per name; None is left out."""
-        writer = self._opened()
-        for name, value in values.items():
-            if value is not None:
-                writer.add_scalar(name, value, step)
+        """Add one point per name; None is left out. Raises what has ended the thread: a disk that is full."""
+        if self._fault is not None:
+            raise self._fault
+        self._begin()
+        self._points.put((step, time.time(), values))
 
     def close(self) -> None:
         """Flush what is still in memory; an attempt that had no step to do leaves the curves of those before it."""
-        if self._curves.before:
-            self._opened()
-        if self._writer is not None:
-            self._writer.close()
+        if any(self._curves.before):
+            self._begin()
+        if self._thread.ident is not None:
+            self._points.put(None)
+            self._thread.join()
+            if self._fault is not None:
+                raise self._fault
+
+    def _begin(self) -> None:
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def _write(self) -> None:
+        try:
+            writer = self._opened()
+            while (point := self._points.get()) is not None:
+                step, at_s, values = point
+                for name, value in values.items():
+                    if value is not None:
+                        writer.add_scalar(name, value, step, at_s)
+            writer.close()
+        except Exception as error:  # noqa: BLE001 - the training raises it
+            self._fault = error
 
     def _opened(self) -> Any:
-        if self._writer is not None:
-            return self._writer
         from torch.utils.tensorboard import SummaryWriter
 
         if not self._curves.is_whole:
-            self._writer = SummaryWriter(str(self.folder), purge_step=self._resume_step + 1)
-            return self._writer
+            return SummaryWriter(str(self.folder), purge_step=self._resume_step + 1)
         older = list(self.folder.glob("events.out.tfevents.*"))
         self._writer = SummaryWriter(str(self.folder))
         for line in self._curves.before:

@@ -13,7 +13,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import paramiko
 import pytest
 
 from homelab.controller.base.errors import UnreachableError
@@ -105,6 +107,20 @@ def test_an_open_command_is_read_line_by_line(session: SshSession) -> None:
     with pytest.raises(TimeoutError):
         stream.readline(0.2)
     stream.close()
+    stream.close()
+
+
+@pytest.mark.parametrize("error", [EOFError(), paramiko.SSHException("Key-exchange timed out waiting for key negotiation")])
+def test_an_open_command_whose_connection_ends_says_so_in_one_way(error: Exception) -> None:
+    """Who follows a run for weeks tries again after it, and after nothing else."""
+
+    def raises(*_: object) -> None:
+        raise error
+
+    stream = ssh._ChannelStream(SimpleNamespace(recv=raises, sendall=raises, settimeout=lambda _: None, shutdown_write=raises))
+    for act in (lambda: stream.readline(1.0), lambda: stream.write(b"\n")):
+        with pytest.raises(OSError, match=str(error) or "EOFError"):
+            act()
     stream.close()
 
 

@@ -71,8 +71,9 @@ def test_what_a_checkpoint_carries_is_what_the_next_head_knows(tmp_path: Path) -
     (tmp_path / "curves.jsonl").write_text(before.text() + '{"kind": "train", "step": 3\n[]\n{"kind": "note"}\n')
     again = Curves.carried_by(tmp_path, task(tmp_path, resume_step=6))
     assert [line["step"] for line in again.before if line["kind"] == "train"] == [1, 2, 3, 4, 5, 6], "no more than the checkpoint's"
+    first = next(line for line in again.before if line["kind"] == "train")
     assert again.is_whole and again.eval_losses == {0: 5.5, 2: 4.8, 4: 4.0, 6: 4.4}
-    assert again.first == (1, 4.9) and again.before[1]["tokens_per_s"] == 123.457 and again.before[1]["grad_norm"] is None
+    assert again.first == (1, 4.9) and first["tokens_per_s"] == 123.457 and first["grad_norm"] is None
     again.train(step(7, 4.2), 30.0)
     assert again.last == (7, 4.2)
     again.agree()

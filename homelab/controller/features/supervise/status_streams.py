@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 
-import paramiko
 from pydantic import ValidationError
 
 from homelab.controller.attempt.watchdog import UNHEARD_S, NodeStatus
@@ -106,7 +105,7 @@ class StatusStreams:
                     stream.write(b"\n")  # a node that hears no other machine and does no step stops itself
             finally:
                 stream.close()
-        except (HomelabError, OSError, EOFError, paramiko.SSHException):
+        except (HomelabError, OSError):
             pass  # tried again; that nothing is heard is all that counts
         finally:
             if agent is not None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import paramiko
 import pytest
 
 from homelab.controller.attempt.watchdog import NodeStatus
@@ -52,23 +51,6 @@ def until(holds: Callable[[], bool]) -> None:
 def step_of(streams: StatusStreams, name: str) -> int | None:
     status = streams.statuses().get(name)
     return status.ranks[0].step if status else None
-
-
-@pytest.mark.parametrize("error", [EOFError(), paramiko.SSHException("the key exchange failed"), ConnectionResetError()])
-def test_a_connection_that_breaks_is_made_anew(fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    works, errors = FakeStream.readline, [error]
-
-    def readline(stream: FakeStream, timeout_s: float) -> bytes:
-        if errors:
-            raise errors.pop()
-        return works(stream, timeout_s)
-
-    monkeypatch.setattr(FakeStream, "readline", readline)
-    with StatusStreams(fleet.cluster, builders.RUN, 1, NAMES) as streams:
-        until(lambda: [step_of(streams, name) for name in NAMES] == [7, 7])
-        assert streams.fault is None
-    for node in fleet.nodes.values():
-        node.cut()
 
 
 def test_the_last_line_of_each_node_counts(fleet: FakeFleet, streams: StatusStreams) -> None:
