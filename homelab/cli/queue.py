@@ -257,8 +257,8 @@ def run(
     work = job_work.JobWork(cluster, runs_dir, where, say)
     with queue.runner():
         listing = queue.listing()
-        before = [job.number for job in (*listing.running, *listing.waiting)]
-        say(f"{len(before)} {'job' if len(before) == 1 else 'jobs'}; homelab queue shows when each begins and ends")
+        over, count = {job.number for job in (*listing.done, *listing.failed)}, len(listing.running) + len(listing.waiting)
+        say(f"{count} {'job' if count == 1 else 'jobs'}; homelab queue shows when each begins and ends")
         if listing.is_paused:
             say(f"the queue is paused, so nothing begins before: homelab queue resume{common.same_options(cluster, runs_dir)}")
         try:
@@ -270,8 +270,9 @@ def run(
             work.close()
             notices.close()
     after = queue.listing()
-    say(f"nothing waits any more: {queue_list.ended(after, before)}. Next: homelab queue{common.same_options(cluster, runs_dir)}")
-    return 1 if any(job.number in before for job in after.failed) else 0
+    of_today = [job.number for job in (*after.done, *after.failed) if job.number not in over]  # those too that were added meanwhile
+    say(f"nothing waits any more: {queue_list.ended(after, of_today)}. Next: homelab queue{common.same_options(cluster, runs_dir)}")
+    return 1 if any(job.number in of_today for job in after.failed) else 0
 
 
 def install(

@@ -26,6 +26,7 @@ from homelab.controller.features.queue.sweep import Setting
 from homelab.controller.planning.render import answer
 from homelab.controller.planning.types import RankPlan
 
+_MOST_SETTINGS = 500  # characters of what a job differs by, which is for people
 # Keys of [train] that decide nothing of the memory of a step.
 _WITHOUT_MEMORY = {"learning_rate", "epochs", "steps", "warmup_steps", "schedule", "seed"}
 OFFLINE = "no machine answers, so this is planned by cluster.toml; it is planned again when its turn comes"
@@ -69,7 +70,7 @@ def planned(request: AddRequest, cluster: Cluster, now: float, say: Say) -> list
             say(f"planning {recipe.name}{''.join(f' {setting}' for setting in settings)}")
             job = QueuedJob(
                 number=1, recipe=str(recipe.resolve()), text=frozen, digests=job_work.digests(training, recipe), nodes=tuple(request.nodes), skip=tuple(request.skip),
-                after=request.after, not_before=not_before, stop_at=stop_at, added_at=now, settings=" ".join(map(str, settings)),
+                after=request.after, not_before=not_before, stop_at=stop_at, added_at=now, settings=" ".join(map(str, settings))[:_MOST_SETTINGS],
             )  # fmt: skip
             try:
                 # Of a sweep the nodes are asked once, unless it names other files or models.

@@ -166,10 +166,11 @@ class JobWork:
             names = [node.name for node in fleet.cluster.nodes]
             SupervisorPlacement("here").start(fleet, paths, self.cluster_file, names, self.say)
 
-    def stop(self, job: QueuedJob) -> bool:
-        """End its run on every node; whether nothing is left of it. Its checkpoints stay."""
+    def stop(self, job: QueuedJob, *, everywhere: bool = True) -> bool:
+        """End its run on every node; whether nothing is left of it, on those at least that answer if not `everywhere`. Its checkpoints stay."""
         with Fleet(load.load_cluster(self.cluster_file)) as fleet:
-            return stop.stop(fleet, RunPaths(self.runs_dir / job.run), self.say).exit_code == 0
+            outcome = stop.stop(fleet, RunPaths(self.runs_dir / job.run), self.say)
+            return outcome.exit_code == 0 if everywhere else not outcome.left
 
     def is_over(self, run: str) -> bool:
         """Whether a run that is not of this queue is over; one that is not there any more is. The nodes are asked twice a minute."""

@@ -84,8 +84,13 @@ class QueueFolder:
                 int(file.stem) for folder in (*STATES, _REMOVED) for file in (self.root / folder).glob("*.json") if file.stem.isdecimal()
             ]
             jobs = tuple(make(max(used, default=0) + 1))
-            for job in jobs:
-                self._write("waiting", job)
+            try:
+                for job in jobs:
+                    self._write("waiting", job)
+            except OSError:  # all or none: whoever frees the disk adds them again
+                for job in jobs:
+                    self._file("waiting", job.number).unlink(missing_ok=True)
+                raise
             return jobs
 
     def write(self, folder: State, job: QueuedJob) -> QueuedJob:
@@ -150,7 +155,8 @@ class QueueFolder:
 
     def told(self, numbers: Sequence[int]) -> None:
         """The owner knows of the end of these jobs."""
-        self._put("told.json", list(numbers))
+        with store.disk_errors_as_hints(self.root / "told.json"):
+            self._put("told.json", list(numbers))
 
     @contextmanager
     def runner(self) -> Iterator[None]:
@@ -167,8 +173,9 @@ class QueueFolder:
                     "another homelab queue run is at work here", where=f"{self.root}, process {by or 'unknown'}",
                     hint=Hint("nothing is needed; what it does: {}", homelab("queue")),
                 ) from None  # fmt: skip
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            with store.best_effort_write(self.root / "runner.lock"):  # its content is for people
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
             yield
         finally:
             os.close(descriptor)

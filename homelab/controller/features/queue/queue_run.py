@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
-from homelab.controller.base.errors import HomelabError
+from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.base.say import Say
 from homelab.controller.config.cluster import Occasion
 from homelab.controller.features.queue import hours, queue_list, turns
@@ -20,6 +20,8 @@ from homelab.controller.features.queue.queue_folder import QueueFolder
 from homelab.controller.features.queue.queued_job import QueuedJob
 from homelab.controller.features.queue.turns import Act, Clock, SeenRun
 
+_OF_THE_QUEUE = -1  # among what was told, which is by the number of the job
+_BEGUN = ("shipping", "starting", "running")
 LOOK_S = 5.0
 AGAIN_S = 15.0  # nodes that were not free are asked again after so long
 CHECKED_S = 120.0  # a start that was refused for now is tried again after so long: it costs every node a preflight
@@ -36,7 +38,7 @@ class NodeWork(Protocol):
     def look(self, job: QueuedJob) -> SeenRun | None: ...
     def forget(self, job: QueuedJob) -> None: ...
     def supervise(self, job: QueuedJob) -> None: ...
-    def stop(self, job: QueuedJob) -> bool: ...
+    def stop(self, job: QueuedJob, *, everywhere: bool = True) -> bool: ...
     def is_over(self, run: str) -> bool: ...
     def was_sent(self, job: QueuedJob) -> bool: ...
 
@@ -65,12 +67,19 @@ class QueueRun:
     _again: dict[int, float] = field(default_factory=dict)
     _closing: dict[int, tuple[float, int]] = field(default_factory=dict)
     _told: dict[int, str] = field(default_factory=dict)
+    _sent: tuple[int, ...] = ()
 
     def go(self, *, stays: bool) -> None:
         """Until nothing waits and nothing trains; `stays`: also then. To be called by who holds `QueueFolder.runner`."""
         self.queue.untold()  # from now on the ends of jobs are told
         while True:
-            self.look()
+            try:
+                self.look()
+                self._told.pop(_OF_THE_QUEUE, None)
+            except HomelabError as error:  # a full disk, say: nothing is lost, and the night is long
+                if self._told.get(_OF_THE_QUEUE) != error.message:
+                    self.say(f"it is looked again, because something could not be done: {error}")
+                self._told[_OF_THE_QUEUE] = error.message
             listing = self.queue.listing()
             if not stays and not listing.waiting and not listing.running:
                 return
@@ -103,12 +112,20 @@ class QueueRun:
         listing = self.queue.listing()
         numbers = self.queue.untold() if turns.rests(listing, clock) else ()
         if numbers:
-            self.tell("queue over", "", queue_list.over(listing, clock, numbers))
+            if numbers != self._sent:  # what cannot be written down would be sent at every look
+                self.tell("queue over", "", queue_list.over(listing, clock, numbers))
+                self._sent = numbers
             self.queue.told([job.number for job in (*listing.done, *listing.failed)])
 
     def _start(self, job: QueuedJob) -> bool:
         """Whether anything was done for it that took time."""
-        because = self._asked_busy(job)
+        unfit: InputError | None = None
+        try:
+            because = self.work.busy(job)
+        except InputError as error:  # of its recipe or its nodes: waiting mends none of it, and keeps the nodes from all later jobs
+            because, unfit = "", error
+        except HomelabError as error:
+            because = f"{error.message} ({error.where})"
         if because:
             self._wait(job, because)
             return False
@@ -116,21 +133,20 @@ class QueueRun:
         if not self.queue.shift(job.number, "waiting", "running"):
             return False  # a person has removed it
         try:
+            if unfit is not None:
+                raise unfit
             self._begin(job)
         except NotYetError as error:
-            self._wait(self._back(job, error.message, keeps_run=bool(job.run)), error.message, CHECKED_S)
+            self._wait(self._back(job, error.message, keeps_run=self._is_sent(job)), error.message, CHECKED_S)
         except HomelabError as error:
             self._refused(self._now(job), error)
-        except KeyboardInterrupt:
-            self._back(job, "its start was interrupted", keeps_run=bool(job.run))
+        except KeyboardInterrupt:  # perhaps when all of it was done, or its ranks had begun
+            self._back(job, "its start was interrupted", keeps_run=self._is_sent(job))
             raise
         return True
 
-    def _asked_busy(self, job: QueuedJob) -> str:
-        try:
-            return self.work.busy(job)
-        except HomelabError as error:
-            return f"{error.message} ({error.where})"
+    def _is_sent(self, job: QueuedJob) -> bool:
+        return self.work.was_sent(self._now(job))
 
     def _begin(self, job: QueuedJob) -> None:
         def named(run: str) -> None:
@@ -150,8 +166,11 @@ class QueueRun:
             self.work.launch(job, named, refuse_held)
         elif seen.state != "done":  # a person may have gone on with it meanwhile
             named(job.run)
-            if not seen.is_owned:
+            # One that trains without an owner was begun by a runner that was interrupted then: it is looked after like any other.
+            if not seen.is_owned and seen.state not in _BEGUN:
+                self.queue.write("running", self._now(job).stopping())  # until it trains it is a run that we have stopped
                 self.work.resume(job)
+                self.queue.write("running", self._now(job).going_on())
         else:
             named(job.run)
 
@@ -181,6 +200,8 @@ class QueueRun:
         act = turns.next_act(job, seen, self.times.now(), is_supervised=self.is_supervised)
         if act.kind != "stop":
             self._closing.pop(job.number, None)
+        if job.is_stopping and act.kind in ("follow", "supervise") and seen is not None and seen.state == "running":
+            job = self.queue.write("running", job.going_on())  # the runner before was killed when it had gone on with it
         match act.kind:
             case "supervise":
                 self.say(f"{_named(job)}: nobody looks after {job.run}; its supervisor is started")
@@ -188,6 +209,7 @@ class QueueRun:
             case "stop":
                 self._close(job, act, seen)
             case "clear":
+                job = self.queue.write("running", job.stopping())
                 if self.work.stop(job):
                     self._return(job, act)
             case "back":
@@ -195,7 +217,8 @@ class QueueRun:
             case "done":
                 self._end(job, act)
             case "failed":
-                if self.work.stop(job):
+                # A node that is off, or gone for good, keeps no job: who is next asks it before.
+                if self.work.stop(job, everywhere=False):
                     self._end(job, act)
                 else:
                     self._tell(job, "it has failed, and what is left of it could not be stopped yet")

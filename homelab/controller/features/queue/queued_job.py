@@ -83,6 +83,10 @@ class QueuedJob(WireModel):
         """Its run is stopped next, by us."""
         return self.model_copy(update={"is_stopping": True})
 
+    def going_on(self) -> QueuedJob:
+        """Its run, which we had stopped, trains again."""
+        return self.model_copy(update={"is_stopping": False})
+
     def returned(self, because: str, now: float, *, keeps_run: bool = False) -> QueuedJob:
         """It waits again; with its run it goes on with that, else it begins anew."""
         kept = {} if keeps_run else {"run": "", "tries": ()}

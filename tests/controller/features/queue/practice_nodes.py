@@ -54,6 +54,7 @@ class PracticeNodes:
     said: list[str] = field(default_factory=list)
     launched: list[int] = field(default_factory=list)
     late: set[int] = field(default_factory=set)
+    has_lost_a_node: bool = False
     settles: Callable[[], None] = lambda: None
 
     def moment(self) -> None:
@@ -144,13 +145,13 @@ class PracticeNodes:
         self.moment()
         self.runs[job.run].supervised = True
 
-    def stop(self, job: QueuedJob) -> bool:
+    def stop(self, job: QueuedJob, *, everywhere: bool = True) -> bool:
         run = self.runs.get(job.run)
         self.moment()
         if run is not None and run.state == "running":
             run.state, run.is_by_hand = "stopped", True
         self.moment()
-        return True
+        return not (everywhere and self.has_lost_a_node)
 
     def is_over(self, run: str) -> bool:
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.features.queue.queue_folder import QueueFolder
-from homelab.controller.features.queue.queued_job import STATES
+from homelab.controller.features.queue.queued_job import STATES, QueuedJob
 from tests.controller.features.queue.practice_nodes import NIGHT, Killed, PracticeNodes, filled, job, renames_counted
 
 pytestmark = pytest.mark.timeout(300)
@@ -211,6 +212,100 @@ def test_an_interrupt_while_a_job_is_started_gives_it_back(queue: QueueFolder) -
     with pytest.raises(KeyboardInterrupt):
         nodes.runner(queue).go(stays=False)
     assert places(queue) == {1: ["waiting"]}
+
+
+def test_an_interrupt_when_the_ranks_have_begun_gives_it_back_with_its_run(queue: QueueFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C is held while a start is under way, and comes behind it: the recipe would be trained a second time."""
+    nodes = PracticeNodes()
+    filled(queue, job())
+    moments = iter((None, None, None, KeyboardInterrupt))
+
+    def moment() -> None:
+        if (error := next(moments, None)) is not None:
+            raise error
+
+    monkeypatch.setattr(nodes, "moment", moment)
+    with pytest.raises(KeyboardInterrupt):
+        nodes.runner(queue).go(stays=False)
+    (waiting,) = queue.listing().waiting
+    assert nodes.alive(1) and waiting.run in nodes.runs
+    nodes.runner(queue).go(stays=False)
+    assert places(queue) == {1: ["done"]} and nodes.launched == [1] and len(nodes.runs) == 1
+
+
+def test_a_runner_that_is_killed_while_it_goes_on_with_a_run_has_not_stopped_it_by_hand(queue: QueueFolder) -> None:
+    nodes = PracticeNodes(step_s=3600.0)
+    filled(queue, job(not_before="22:00", stop_at="23:00"))
+    runner = nodes.runner(queue)
+    runner.look()
+    nodes.tick(3700.0)
+    runner.look()
+    assert queue.listing().waiting[0].run, "it was stopped for the hour"
+    nodes.now = NIGHT + 86400
+    nodes.kill_at = [1]
+    with pytest.raises(Killed):
+        nodes.runner(queue).look()
+    nodes.runner(queue).go(stays=False)
+    assert places(queue) == {1: ["done"]} and len(nodes.runs) == 1
+
+
+def test_a_failed_job_ends_where_a_node_of_its_run_is_gone_for_good(queue: QueueFolder) -> None:
+    nodes = PracticeNodes(fates={1: "failed"})
+    nodes.has_lost_a_node = True
+    filled(queue, job(nodes=("a",)), job(nodes=("b",)))
+    nodes.runner(queue).go(stays=False)
+    assert places(queue) == {1: ["failed"], 2: ["done"]}
+
+
+def test_a_job_that_nothing_can_begin_is_refused_and_does_not_wait_for_ever(queue: QueueFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, busy = PracticeNodes(), PracticeNodes.busy
+
+    def asked(self: PracticeNodes, one: QueuedJob) -> str:
+        if one.number == 1:
+            raise InputError('no node is called "c" any more', where="cluster.toml has a, b", hint="add the job again")
+        return busy(self, one)
+
+    monkeypatch.setattr(PracticeNodes, "busy", asked)
+    filled(queue, job(), job())
+    nodes.runner(queue).go(stays=False)
+    assert places(queue) == {1: ["failed"], 2: ["done"]}
+    assert "add the job again" in queue.listing().failed[0].because
+
+
+def test_a_full_disk_ends_no_night_and_sends_no_message_twice(queue: QueueFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, told = PracticeNodes(), list[str]()
+    filled(queue, job())
+    runner = nodes.runner(queue)
+    runner.tell = lambda occasion, subject, text: told.append(occasion)
+    put, full = QueueFolder._put, [True]
+
+    def refuses(self: QueueFolder, name: str, value: object) -> None:
+        if name == "told.json" and self._file("done", 1).exists() and full:
+            full.pop()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        put(self, name, value)
+
+    monkeypatch.setattr(QueueFolder, "_put", refuses)
+    runner.go(stays=False)
+    assert places(queue) == {1: ["done"]} and any("No space left" in line for line in nodes.said)
+    for _ in range(2):
+        runner.go(stays=False)
+    assert told == ["queue over"]
+
+
+def test_of_several_jobs_all_are_added_or_none(queue: QueueFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, written = QueueFolder._write, list[int]()
+
+    def third_fails(self: QueueFolder, folder: Any, one: QueuedJob) -> None:
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(one.number)
+        write(self, folder, one)
+
+    monkeypatch.setattr(QueueFolder, "_write", third_fails)
+    with pytest.raises(HomelabError, match="No space left"):
+        filled(queue, job(), job(), job())
+    assert places(queue) == {}
 
 
 FATES = st.dictionaries(st.integers(1, 4), st.sampled_from(["failed", "refused", "late", "broken"]), max_size=3)
