@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 
 from homelab.controller.base import daily_hours
@@ -37,7 +38,7 @@ def away(fleet: Fleet, names: Collection[str], leaves: Mapping[str, Leave]) -> d
     """Node -> why it is its owner's now, of those that answer. `leaves`: with what a person has overridden."""
     found = {}
     for name, its in seen(fleet, names).items():
-        ignored = leaves[name].against if name in leaves and leaves[name].is_back else ()
+        ignored = leaves[name].overridden(time.time()) if name in leaves else ()
         counting = [one for key, one in its.items() if key not in ignored]
         if counting:
             found[name] = counting[0]

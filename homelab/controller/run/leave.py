@@ -18,6 +18,7 @@ from homelab.controller.run import events
 from homelab.shared.protocol.house_messages import HouseSign
 
 MOST_S = 366 * 24 * 3600.0
+_WISH_S = 24 * 3600.0
 Moment = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]
 HOURS = "it is outside its hours"
 """Why a node is its owner's that trains at other hours."""
@@ -47,6 +48,10 @@ class Leave(WireModel):
     def until_words(self, now: float) -> str:
         """ "23:00", in the time of this machine; empty without an end."""
         return units.local_moment(self.until, now) if self.until is not None else ""
+
+    def overridden(self, now: float) -> tuple[str, ...]:
+        """The signs that do not count at a start: of a wish that is old nobody knows whether they were gone in between."""
+        return self.against if self.is_back and 0 <= now - self.since < _WISH_S else ()
 
 
 class LeaveClock:

@@ -38,6 +38,7 @@ _SEATS = "/run/systemd/sessions"
 _SEAT_KEYS = "Remote,Class,Type,Active,IdleHint,IdleSinceHint,LockedHint"
 _MOST_SEATS = 16
 _MOST_PARENTS = 24
+_PAUSE_S, _PAUSE_MOST_S = 60.0, 3600.0
 
 
 def look(request: HouseRequest) -> House:
@@ -66,6 +67,7 @@ class HouseWatch:
         self._ranks = [int(rank["rank"]) for rank in ranks]
         self._cards = frozenset(rank["card"] for rank in ranks if isinstance(rank.get("card"), str))
         self._smi = programs.path_of("nvidia-smi") if request.yield_when == "gpu" else None
+        self._asks_from_s, self._pause_s = 0.0, _PAUSE_S
         self._loginctl = programs.path_of("loginctl") if request.yield_when == "input" else None
         self._names: dict[int, tuple[str, frozenset[str]]] = {}
         self._slow: tuple[HouseSign, ...] = ()
@@ -182,14 +184,17 @@ class HouseWatch:
         return [HouseSign(kind="input")] if house_signs.is_at_input(output) else []
 
     def _said(self, words: Collection[str]) -> str | None:
-        """The driver's answer; None where there is none. A question that hangs leaves its program behind: no other one is asked."""
-        if self._smi is None:
+        """The driver's answer; None where there is none. A question that hangs leaves its program behind: the next one is asked after a minute, then after
+        twice the time.
+        """
+        if self._smi is None or time.monotonic() < self._asks_from_s:
             return None
         try:
             code, output, _ = programs.answer_of([self._smi, *words], _ANSWER_S)
         except (OSError, TimeoutError):
-            self._smi = None
+            self._asks_from_s, self._pause_s = time.monotonic() + self._pause_s, min(2 * self._pause_s, _PAUSE_MOST_S)
             return None
+        self._pause_s = _PAUSE_S
         return output if code == 0 else None
 
 

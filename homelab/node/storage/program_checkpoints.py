@@ -39,6 +39,7 @@ def keep(folder: str) -> dict[int, str]:
         path = os.path.join(partial, ARCHIVE)
         with tarfile.open(path, "w") as archive:
             archive.add(os.path.join(saved_folder(folder), name), arcname=name)
+        files.sync(path)  # its manifest is on the disk, and would speak for a part of it after a power cut
         described = files.read_object(os.path.join(folder, layout.RUN_JSON)) or {}
         entry = {"bytes": os.path.getsize(path), "sha256": file_sha256(path)}
         said = {"schema": manifest.SCHEMA, "step": step, "recipe_hash": described.get("recipe_hash"), "files": {ARCHIVE: entry}}

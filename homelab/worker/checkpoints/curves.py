@@ -54,6 +54,20 @@ class Curves:
         """The curves in a checkpoint; empty for a start from nothing, and for a checkpoint of an older version without them."""
         return cls(task, _read(folder / FILE, task.resume_step) if folder is not None else [])
 
+    @classmethod
+    def of_all(cls, folder: Path | None, task: Task) -> Curves:
+        """The same on all ranks, which call it together. Where ranks were stopped in an evaluation, some of their checkpoints have its loss and
+        others not: then it is made again on all of them. Half of them alone would wait in it for the others for ever.
+        """
+        from homelab.worker.runtime import process_group
+
+        curves = cls.carried_by(folder, task)
+        have_it = process_group.gather([float(task.resume_step in curves.eval_losses)])
+        if folder is None or len({has for (has,) in have_it}) == 1:
+            return curves
+        lines = _read(folder / FILE, task.resume_step)
+        return cls(task, [line for line in lines if (line["kind"], line["step"]) != (chain.EVAL, task.resume_step)])
+
     @property
     def before(self) -> Iterator[dict[str, Any]]:
         """The lines of earlier attempts, oldest first."""

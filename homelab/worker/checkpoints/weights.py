@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from homelab.shared.protocol import files
 from homelab.shared.protocol.digest import file_sha256
 from homelab.worker.checkpoints import saving
 from homelab.worker.checkpoints.best_weights import BestWeights
@@ -154,8 +155,12 @@ def write_final(
         is_moved = task.method.kind != "full" and adapter_targets.is_moved_by_peft(model)
         (partial / FILE).write_text(curves.text(), encoding="utf-8")
         (partial / "README.md").write_text(model_card(task, curves, step, is_moved_by_peft=is_moved), encoding="utf-8")
+        # On the disk before the name is: a run that is done has nothing else that a person would go back to after a power cut.
+        for path in (*partial.iterdir(), partial):
+            files.sync(path)
         shutil.rmtree(task.final_dir, ignore_errors=True)
         os.replace(partial, task.final_dir)
+        files.sync(task.run_dir)
     except Exception as error:  # the libraries that write have errors of their own
         why = disk_fault(error, task.run_dir)
         if why is None:

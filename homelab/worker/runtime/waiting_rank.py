@@ -39,7 +39,7 @@ def wait(task: Task, prepare: Callable[[Task], None]) -> None:
     gc.freeze()  # a collection of the training need not look at all of it
     if torch.cuda.is_initialized():
         print("an import has taken a card: nothing waits here", file=sys.stderr, flush=True)
-        os._exit(0)
+        os._exit(1)  # it may have been told to go on by now, and has not: 0 would say that the training is done
     _rename(waiting_mark.WAITS)
     line = sys.stdin.buffer.readline()
     if not line:

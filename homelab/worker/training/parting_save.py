@@ -50,6 +50,11 @@ class PartingSave:
         finally:
             self.end_change()
 
+    def disarm(self) -> None:
+        """From now on there is nothing to save: the weights become those of an earlier step."""
+        with self.changing():
+            self._save = lambda: None
+
     def listen(self) -> None:
         """Save at SIGTERM, and end by it. For the main thread of a process; elsewhere nothing is heard."""
         if threading.current_thread() is not threading.main_thread():

@@ -51,7 +51,7 @@ def fill(trainer: ShareTrainer, rows: Sequence[Row], recorder: Recorder) -> None
             recorder.note(f"reference: the base model has read {len(rows)} rows in {took_s:.1f} s, once for the whole run")
     found = array("d", numbers.tolist())
     if kept is None and task.is_keeper:
-        files.replace(file, digest + found.tobytes())
+        files.write_atomic(file, digest + found.tobytes())  # no checkpoint has it, and none can be without it
     for place, row in enumerate(rows):
         row.reference = (found[2 * place], found[2 * place + 1])
         if row.other is not None:

@@ -87,7 +87,7 @@ class Run:
         resume = broadcast.fetch(task, fault, recorder)
         rows = row_agreement.of(data)
         row_agreement.refuse_other(rows, task, resume)
-        self.curves = Curves.carried_by(resume, task)
+        self.curves = Curves.of_all(resume, task)
         self.curves.start(record_start.facts_of(task, rows))
         keep_before(task, self.curves)
         self.best = BestWeights(task, self.curves, resume)
@@ -287,6 +287,8 @@ class Run:
         rest = trainer.strategy.whole_weights(trainer.model, frozen) if self.task.method.kind == "full" else {}
         if self.task.rank == 0:
             fencing.check(self.task.run_dir, self.task.attempt)
+            if self.best.step is not None:
+                self.checkpointing.parting.disarm()  # where the whole weights are the model's own
             self.best.load(tensors)
             step, is_stage = self.best.step or self.recorder.step, self.strategy.part.is_stage
             write_final(trainer.model, tensors | rest, self.tokenizer, self.task, self.curves, step, is_stage=is_stage)

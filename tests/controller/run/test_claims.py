@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from homelab.controller.attempt import start
+from homelab.controller.base import boot_clock
 from homelab.controller.base.errors import StoppedError, SupersededError, TakenError, UnreachableError
 from homelab.controller.features.launch import start_run
 from homelab.controller.run import claims, process_owner, store
@@ -151,6 +153,17 @@ def test_who_was_killed_keeps_nobody_out(nodes: Nodes, monkeypatch: pytest.Monke
         Claim(nodes, RUN, "launched", process_owner.age_s).take(NAMES, strictly=True)
     with pytest.raises(TakenError), claimed(nodes, RUN):
         pass
+
+
+def test_what_happened_while_this_machine_slept_is_younger_than_a_try_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person stopped the run elsewhere in an hour in which the supervisor's laptop was closed: the node counts that hour."""
+    now_s = 1000.0
+    monkeypatch.setattr(
+        time, "clock_gettime", lambda clock: now_s if clock == getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC) else 5.0
+    )
+    age_s = claims.since(boot_clock.now_s())
+    now_s += 3600.0
+    assert age_s() == 3600.0
 
 
 def test_a_claim_that_its_node_did_not_hear_given_up_is_taken_over_by_the_same_process(nodes: Nodes) -> None:

@@ -140,8 +140,12 @@ def test_nor_one_whose_owner_is_there_or_that_is_outside_its_hours(tmp_path: Pat
     said = "tower was given back to its owner until 23:00: it is outside its hours; laptop was given back to its owner: steam runs there"
     assert raised.value.message == said and "homelab launch RECIPE --nodes oldtower" in raised.value.hint
     assert [request["yield_to"] for request in fleet.nodes["laptop"].requests] == [["steam"]]
-    leave_folder.write(runs, Leave(node="laptop", since=1.0, is_back=True, against=("program:steam",)))
+    back = Leave(node="laptop", since=time.time(), is_back=True, against=("program:steam",))
+    leave_folder.write(runs, back)
     leave_folder.refuse(fleet, runs, ["laptop", "oldtower"], "launch RECIPE")
+    leave_folder.write(runs, back.model_copy(update={"since": time.time() - 3 * 86400}))
+    with pytest.raises(BusyError, match="steam runs there"):  # it may have gone and come since, with nobody to see it
+        leave_folder.refuse(fleet, runs, ["laptop", "oldtower"], "launch RECIPE")
     fleet.answer("house", House(minute=0, signs=(HouseSign(kind="asked"),)), ["laptop"])
     with pytest.raises(BusyError, match="somebody at the machine asked for it"):
         leave_folder.refuse(fleet, runs, ["laptop"], "launch RECIPE")

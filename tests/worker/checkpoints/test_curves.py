@@ -12,6 +12,7 @@ import pytest
 from homelab.shared.protocol import chain
 from homelab.worker.checkpoints.curves import Curves, keep_before
 from homelab.worker.checkpoints.model_card import model_card
+from homelab.worker.runtime import process_group
 from homelab.worker.runtime.metrics_recorder import Recorder
 from homelab.worker.runtime.task import Task
 from homelab.worker.strategies.replica_check import apart
@@ -47,6 +48,28 @@ def after(tmp_path: Path, steps: int, **recipe: Any) -> Curves:
             curves.evaluation(number, 5.0 - number / 10 if number != 4 else 4.0, 10.0 + number)
     curves.agree()
     return curves
+
+
+def test_where_some_ranks_alone_have_the_loss_of_an_evaluation_all_make_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were stopped in it, one before and one behind its end. Half of them would wait for the others."""
+    (tmp_path / "curves.jsonl").write_text(after(tmp_path, 6).text())
+    own = task(tmp_path, resume_step=6)
+    gathered: list[float] = []
+
+    def gather(values: list[float]) -> list[list[float]]:
+        gathered.extend(values)
+        return [values, [others]]
+
+    monkeypatch.setattr(process_group, "gather", gather)
+    others = 1.0
+    assert 6 in Curves.of_all(tmp_path, own).eval_losses and gathered == [1.0]
+    others = 0.0
+    again = Curves.of_all(tmp_path, own)
+    assert set(again.eval_losses) == {0, 2, 4} and again.is_whole and again.last == (6, 4.4)
+    again.evaluation(6, 4.4, 16.0)
+    again.keep_own(own)
+    whole = [json.loads(line) for line in again.text().splitlines()]
+    assert chain.end_of(whole) == again.chain and [line["step"] for line in whole if line["kind"] == "eval"] == [0, 2, 4, 6]
 
 
 def test_of_many_attempts_the_newest_alone_keeps_what_came_before(tmp_path: Path) -> None:

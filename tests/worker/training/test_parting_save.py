@@ -267,6 +267,15 @@ def test_the_training_waits_for_ever_once_its_state_is_being_saved() -> None:
     assert Path("/proc/self/comm").read_text().strip() != waiting_mark.SAVES
 
 
+def test_nothing_is_saved_once_the_weights_are_those_of_an_earlier_step() -> None:
+    """final/ with the best weights is written from the model itself: its last step would be kept with them."""
+    saved: list[int] = []
+    parting = PartingSave(lambda: saved.append(1))
+    parting.disarm()
+    parting.at_fault()
+    assert saved == []
+
+
 def test_a_save_that_fails_ends_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     def save() -> None:
         raise OSError(28, "No space left on device")

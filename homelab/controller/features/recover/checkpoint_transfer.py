@@ -70,7 +70,7 @@ def _size_bytes(paths: RunPaths, checkpoint: ResumePoint, source: str) -> int:
     if size - _OF_THE_MANIFEST_BYTES > free:
         raise HomelabError(
             f"checkpoint {checkpoint.step} has {gigabytes(size)} GB, and there are {gigabytes(free)} GB free here, on its way", where=str(paths.root),
-            hint=Hint("make room there, or let only {} continue with it: {}", source, homelab("recover", paths.name)),
+            hint=Hint("make room there, or let only {} continue with it: {}", source, homelab("recover", paths.name, "--nodes", source)),
         )  # fmt: skip
     return size
 
@@ -96,8 +96,14 @@ def _not_moved(run: str, step: int, moves: Sequence[Copy[str]]) -> HomelabError:
     """Shards of a checkpoint that only nodes outside of the plan have."""
     sources = list(dict.fromkeys(move.source for move in moves))
     parts = sorted({move.part for move in moves})
+    nodes = dict.fromkeys([*(move.target for move in moves), *sources])
     return HomelabError(
         f"{', '.join(sources)} cannot be left out: no node of the plan has shard {', '.join(map(str, parts))} of checkpoint {step}",
         where=run,
-        hint=Hint("fix {} ({}), and use it again: {}", ", ".join(sources), homelab("preflight"), homelab("recover", run)),
+        hint=Hint(
+            "fix {} ({}), and use it again: {}",
+            ", ".join(sources),
+            homelab("preflight"),
+            homelab("recover", run, "--nodes", ",".join(nodes)),
+        ),
     )

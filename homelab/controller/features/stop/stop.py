@@ -84,7 +84,9 @@ def stop(fleet: Fleet, paths: RunPaths, say: Callable[[str], None]) -> StopOutco
     """End the run on all nodes of the cluster that its plans name (an earlier attempt may have left something elsewhere)."""
     attempt = run_folder.plan_of(paths).attempt
     before = store.read_object(paths.state_json).get("state")
-    if before not in ("done", "failed"):
+    # A look, and a start that failed, write "failed" while a supervisor still tries: it has to hear of the stop.
+    is_over = before == "done" or (before == "failed" and not supervisor_lock.is_held(paths))
+    if not is_over:
         store.set_state(paths, "stopping", attempt, intent="stopping")
     planned = {node.name: node for number in range(1, attempt + 1) for node in _plan_nodes(paths, number)}
     remote_supervisor.end(fleet, paths, say)
@@ -102,7 +104,7 @@ def stop(fleet: Fleet, paths: RunPaths, say: Callable[[str], None]) -> StopOutco
     holder = stopped_holder.here(paths)
     held = f"{holder.is_stopped}, and does not notice this; it ends by itself after {holder.go_on}" if holder else ""
     outcome = StopOutcome(paths.name, ended, unreachable, was_done=before == "done", held=held)
-    if before not in ("done", "failed"):
+    if not is_over:
         store.set_state(paths, "stopped" if outcome.exit_code == EXIT_DONE else "stopping", attempt)
     event_log.append(paths, event("stopped", attempt, clean=outcome.exit_code == EXIT_DONE, nodes=sorted(ended)))
     return outcome
@@ -148,10 +150,14 @@ def end_orphans(
     repaired = event_log.tell_secrets_removed(runs_dir, answers)
     ended, kept = [], []
     for name in sorted({entry["name"] for answer in answers.values() for entry in answer["runs"] if entry["alive"]}):
-        paths = run_lookup.run(fleet, runs_dir, name, say)
-        watcher = monitor.Watcher(fleet, paths)
-        snapshot = watcher.look()
-        if ownership.is_orphaned(snapshot.state, watcher.owner):
+        try:
+            paths = run_lookup.run(fleet, runs_dir, name, say)
+            watcher = monitor.Watcher(fleet, paths)
+            is_orphaned = ownership.is_orphaned(watcher.look().state, watcher.owner)
+        except HomelabError as error:  # one whose folder is damaged keeps no other alive
+            say(f"{name} is left alone: {error}")
+            is_orphaned = False
+        if is_orphaned:
             ended.append(stop(fleet, paths, say))
         else:
             kept.append(name)

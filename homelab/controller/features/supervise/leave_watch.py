@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 
 from homelab.controller.attempt.watchdog import NodeStatus
-from homelab.controller.base import daily_hours
+from homelab.controller.base import boot_clock, daily_hours
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.features.supervise import house_judge
 from homelab.controller.features.supervise.house_judge import HouseJudge
@@ -39,6 +40,7 @@ class LeaveWatch:
         self._known: Mapping[str, Leave] = leave_folder.read(paths.root.parent)
         self._clock = LeaveClock()
         self._typed: Mapping[str, Leave] = {}
+        self._judged_s: dict[str, float] = {}
         self._judges = {node.name: self._judge(node.name, node.hours) for node in cluster.nodes}
         self._monitor = HouseMonitor(cluster, paths.name, statuses, lambda name: name in self._typed)
         self.away: Mapping[str, Away] = {}
@@ -53,9 +55,11 @@ class LeaveWatch:
         """Node -> until when and why, of those that are with their owners, or are wanted by them."""
         now = time.time()
         self._read()
-        self._typed = self._clock.lasting(self._known.values(), now, time.monotonic())
+        self._typed = self._clock.lasting(self._known.values(), now, boot_clock.now_s())
         for name, (house, at_s) in self._monitor.sights().items():
-            if name in self._judges:
+            # Each once: of a node that a person has lent, and is not asked, the last one is older than the wish to have it back.
+            if name in self._judges and at_s > self._judged_s.get(name, -math.inf):
+                self._judged_s[name] = at_s
                 self._judges[name].see(house, at_s)
                 self._forget_overridden(name)
         seen = {name: judge.away for name, judge in self._judges.items() if judge.away is not None}
@@ -77,6 +81,13 @@ class LeaveWatch:
         """These train again."""
         self._lent.difference_update(names)
 
+    def forget_overrides(self) -> None:
+        """The run is over: for whoever uses a node later, each of its owner's signs counts again."""
+        for name, one in leave_folder.read(self._paths.root.parent).items():
+            if name in self._names and one.is_back and one.against:
+                with store.best_effort_write(self._paths.root.parent):
+                    leave_folder.write(self._paths.root.parent, one.model_copy(update={"against": ()}))
+
     def close(self) -> None:
         """Ask the nodes no more."""
         self._monitor.close()
@@ -85,7 +96,7 @@ class LeaveWatch:
         before = self._told.get(name)
         return HouseJudge(
             daily_hours.spans(hours) if hours else (), house_judge.QUIET_S, before if before is not None and before.because else None,
-            self._known[name].against if name in self._known and self._known[name].is_back else (),
+            self._known[name].overridden(time.time()) if name in self._known else (),
         )  # fmt: skip
 
     def _read(self) -> None:

@@ -206,7 +206,9 @@ def _decide(state: State, recovering: Recovering, observation: Observation, halt
 def _resumed(state: State, recovering: Recovering, observation: Observation, resumed: ResumeResult) -> Step:
     decision, refused, restarts = recovering.decision, dict(state.refused), state.restarts
     assert decision is not None
-    refused |= {name: observation.now_s + REFUSED_S for name in recovering.incident.rejoining if name not in resumed.nodes}
+    refused |= {
+        name: observation.now_s + REFUSED_S for name in recovering.incident.rejoining if name not in (*resumed.nodes, *observation.away)
+    }
     if recovering.incident.verdict is not None:
         restarts = (*restarts, restart.Restart(observation.time, decision.cause, decision.node, resumed.step))
     state = replace(state, phase="resumed", attempt=resumed.attempt, restarts=restarts, refused=refused)

@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from homelab.controller.attempt import inputs
+from homelab.controller.base import boot_clock
 from homelab.controller.base.errors import HomelabError, StoppedError, SupersededError
 from homelab.controller.base.hint import homelab
 from homelab.controller.base.say import Say
@@ -92,7 +93,7 @@ class Supervisor:
 
     def _observe(self, result: Result | None) -> Observation:
         away = self._leaves.look(self._plan.attempt, self._free)
-        is_stopped = store.intent_of(self._paths, self._plan.attempt) in ("stopping", "stopped")
+        is_stopped = store.is_stopped(self._paths, self._plan.attempt)
         observed = Observation(time.monotonic(), time.time(), is_stopped, result, away=away, lent=self._leaves.lent)
         if self._watch is None or self._state.phase not in ("reviewing", "watching") or observed.is_stopped:
             return observed
@@ -171,7 +172,7 @@ class Supervisor:
         if incident.verdict:
             self._notifier.tell("failed", f"attempt {self._plan.attempt}: {incident.because}. It is being recovered.")
         self._try = RecoveryTry(
-            self._run, self._plan, self._watch.streams, self._say, time.monotonic(), self._watcher, self._looking, self._fleet
+            self._run, self._plan, self._watch.streams, self._say, boot_clock.now_s(), self._watcher, self._looking, self._fleet
         )
         self._fleet = None
 
@@ -230,6 +231,8 @@ class Supervisor:
             store.set_state(self._paths, "stopped", self._plan.attempt, intent="stopped")
         if act.why is not None:
             self._write("ended", act.why)
+        if act.how != "superseded":
+            self._leaves.forget_overrides()
         if act.how == "done":
             self._notifier.tell("done", f"It is done. Next: {homelab('status', self._paths.name)}")
 

@@ -115,6 +115,30 @@ def test_what_another_supervisor_notes_in_the_file_takes_nothing_back(nodes: Nod
     assert nodes.passes(1) == {}, "a new wish does"
 
 
+def test_what_was_said_before_it_was_lent_overrides_nothing(nodes: Nodes) -> None:
+    """A node that a person has lent is not asked: its last word is older than the game for which it was lent."""
+    nodes.said = {"tower": House(minute=0)}
+    nodes.passes(1)
+    runs_dir = nodes.paths.root.parent
+    leave_folder.write(runs_dir, Leave(node="tower", since=time.time() - 60))
+    nodes.said = {}
+    nodes.passes(1)
+    leave_folder.write(runs_dir, Leave(node="tower", since=time.time(), is_back=True, against=("program:steam",)))
+    assert nodes.passes(2) == {}
+    assert leave_folder.read(runs_dir)["tower"].against == ("program:steam",)
+    nodes.said = {"tower": House(minute=0, signs=(STEAM,))}
+    assert nodes.passes(10) == {}, "the person wants it although steam runs there"
+
+
+def test_when_the_run_is_over_every_sign_counts_again(nodes: Nodes) -> None:
+    runs_dir = nodes.paths.root.parent
+    leave_folder.write(runs_dir, Leave(node="tower", since=time.time(), is_back=True, against=("program:steam",)))
+    nodes.said = {"tower": House(minute=0, signs=(STEAM,))}
+    assert nodes.passes(5) == {}
+    nodes.watch.forget_overrides()
+    assert leave_folder.read(runs_dir)["tower"].against == ()
+
+
 def test_the_last_line_of_a_stream_that_has_ended_is_older_than_an_answer(nodes: Nodes) -> None:
     nodes.said = {"tower": House(minute=0, signs=(STEAM,))}
     nodes.passes(1)
