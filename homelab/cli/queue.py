@@ -257,8 +257,8 @@ def run(
     work = job_work.JobWork(cluster, runs_dir, where, say)
     with queue.runner():
         listing = queue.listing()
-        over, count = {job.number for job in (*listing.done, *listing.failed)}, len(listing.running) + len(listing.waiting)
-        say(f"{count} {'job' if count == 1 else 'jobs'}; homelab queue shows when each begins and ends")
+        left = len(listing.running) + len(listing.waiting)
+        say(f"{left} {'job' if left == 1 else 'jobs'}; homelab queue shows when each begins and ends")
         if listing.is_paused:
             say(f"the queue is paused, so nothing begins before: homelab queue resume{common.same_options(cluster, runs_dir)}")
         try:
@@ -269,10 +269,9 @@ def run(
         finally:
             work.close()
             notices.close()
-    after = queue.listing()
-    of_today = [job.number for job in (*after.done, *after.failed) if job.number not in over]  # those too that were added meanwhile
-    say(f"nothing waits any more: {queue_list.ended(after, of_today)}. Next: homelab queue{common.same_options(cluster, runs_dir)}")
-    return 1 if any(job.number in of_today for job in after.failed) else 0
+    today = sorted((after := queue.listing()).over - listing.over)  # those too that were added meanwhile
+    say(f"nothing waits any more: {queue_list.ended(after, today)}. Next: homelab queue{common.same_options(cluster, runs_dir)}")
+    return 1 if any(job.number in today for job in after.failed) else 0
 
 
 def install(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from homelab.controller.base import boot_clock
+from homelab.controller.base import elapsed
 from homelab.controller.base.errors import StoppedError, SupersededError, TakenError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.say import Say
@@ -133,5 +133,5 @@ def claimed(
 
 
 def since(began_at: float) -> Callable[[], float]:
-    """How long ago a moment of `boot_clock` was: a stop by hand while this machine slept is younger."""
-    return lambda: boot_clock.now_s() - began_at
+    """How long ago a moment of `elapsed` was: a stop by hand while this machine slept is younger."""
+    return lambda: elapsed.now_s() - began_at

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from homelab.controller.base import boot_clock
+from homelab.controller.base import elapsed
 from homelab.controller.base.errors import BusyError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.remote.fanout import Fleet
@@ -50,13 +50,13 @@ def write(runs_dir: Path, one: Leave) -> None:
 
 def lasting(runs_dir: Path) -> dict[str, Leave]:
     """Node -> its leave, of those that are not over."""
-    return LeaveClock().lasting(read(runs_dir).values(), time.time(), boot_clock.now_s())
+    return LeaveClock().lasting(read(runs_dir).values(), time.time(), elapsed.now_s())
 
 
 def away(fleet: Fleet, runs_dir: Path, names: Collection[str]) -> dict[str, Away]:
     """Of these nodes, in their order: who is with its owner, because somebody typed it or because the node says so now."""
     now, known = time.time(), read(runs_dir)
-    typed = LeaveClock().lasting(known.values(), now, boot_clock.now_s())
+    typed = LeaveClock().lasting(known.values(), now, elapsed.now_s())
     seen = house.away(fleet, [name for name in names if name not in typed], known)
     return {name: Away(typed[name].until_words(now)) if name in typed else seen[name] for name in names if name in typed or name in seen}
 

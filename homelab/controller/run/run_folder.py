@@ -82,6 +82,13 @@ def state_of(paths: RunPaths) -> str:
     return state if isinstance(state, str) and state in get_args(State) else "planned"
 
 
+def is_stopped(paths: RunPaths, attempt: int) -> bool:
+    """Whether a person has stopped this attempt here, or one after it: a start that did not come to its end has left the plan of one."""
+    record = store.read_object(paths.state_json)
+    by = record.get("attempt")
+    return isinstance(by, int) and by >= attempt and record.get("intent") in ("stopping", "stopped")
+
+
 def created_at(paths: RunPaths) -> float:
     """Seconds since 1970 by the clock of the machine that launched it; 0 where that cannot be read."""
     moment = store.read_object(paths.run_json).get("created_at")

@@ -203,13 +203,6 @@ def intent_of(paths: RunPaths, attempt: int) -> str | None:
     return record.get("intent") if record.get("attempt") == attempt else None
 
 
-def is_stopped(paths: RunPaths, attempt: int) -> bool:
-    """Whether a person has stopped this attempt here, or one after it: a start that did not come to its end has left the plan of one."""
-    record = read_object(paths.state_json)
-    by = record.get("attempt")
-    return isinstance(by, int) and by >= attempt and record.get("intent") in ("stopping", "stopped")
-
-
 def state_of(paths: RunPaths, attempt: int) -> str | None:
     """The state in which this attempt was seen last; None when nothing was written down about it."""
     record = read_object(paths.state_json)

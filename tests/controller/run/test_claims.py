@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from homelab.controller.attempt import start
-from homelab.controller.base import boot_clock
+from homelab.controller.base import elapsed
 from homelab.controller.base.errors import StoppedError, SupersededError, TakenError, UnreachableError
 from homelab.controller.features.launch import start_run
 from homelab.controller.run import claims, process_owner, store
@@ -161,7 +161,7 @@ def test_what_happened_while_this_machine_slept_is_younger_than_a_try_before(mon
     monkeypatch.setattr(
         time, "clock_gettime", lambda clock: now_s if clock == getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC) else 5.0
     )
-    age_s = claims.since(boot_clock.now_s())
+    age_s = claims.since(elapsed.now_s())
     now_s += 3600.0
     assert age_s() == 3600.0
 

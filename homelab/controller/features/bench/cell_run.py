@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homelab.controller.attempt import diagnosis_store
-from homelab.controller.base import boot_clock
+from homelab.controller.base import elapsed
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.hint import homelab
 from homelab.controller.base.say import Say
@@ -71,7 +71,7 @@ class CellRun:
 
     def _launched(self, fleet: Fleet, say: Say) -> RunPaths:
         # This process is older than the runs before this one, which are no others' runs.
-        request = LaunchRequest(self.recipe, self.cluster_file, self.runs, _SKIPPED, "here", age_s=claims.since(boot_clock.now_s()))
+        request = LaunchRequest(self.recipe, self.cluster_file, self.runs, _SKIPPED, "here", age_s=claims.since(elapsed.now_s()))
         paths = launch_run(fleet, load_recipe(self.recipe), request, QuietView(say))
         assert paths is not None, "not a dry run"
         return paths

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from homelab.controller.attempt import inputs
 from homelab.controller.attempt.placement import SupervisorPlacement, Where
-from homelab.controller.base import boot_clock
+from homelab.controller.base import elapsed
 from homelab.controller.base.errors import BusyError, HomelabError, InputError, TakenError, UnreachableError, did_you_mean
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.say import Say
@@ -96,7 +96,7 @@ class JobWork:
         # This process is older than the runs before this one, which are no others' runs.
         request = LaunchRequest(
             Path(job.recipe), self.cluster_file, self.runs_dir, registry.skipped(only=[], skip=list(job.skip)), self.where,
-            age_s=claims.since(boot_clock.now_s()), recipe_text=job.text, named=named,
+            age_s=claims.since(elapsed.now_s()), recipe_text=job.text, named=named,
         )  # fmt: skip
         view = _LaunchView(self.say, refuse_held)
         with self._fleet(job) as fleet:
@@ -112,14 +112,7 @@ class JobWork:
         skip = registry.skipped(only=[], skip=list(job.skip))
         # It was stopped before its first checkpoint, perhaps; what was saved is never thrown away.
         request = RecoverRequest(
-            job.run,
-            names,
-            self.cluster_file,
-            self.runs_dir,
-            skip,
-            self.where,
-            "if-nothing-was-saved",
-            age_s=claims.since(boot_clock.now_s()),
+            job.run, names, self.cluster_file, self.runs_dir, skip, self.where, "if-nothing-was-saved", age_s=claims.since(elapsed.now_s())
         )
         with Fleet(for_recipe(cluster, self._recipe(job))) as fleet:
             try:

@@ -147,11 +147,11 @@ class QueueFolder:
     def untold(self) -> tuple[int, ...]:
         """The numbers of the jobs that are over, and of which the owner was not told yet. What was over before the first runner is known."""
         listing, file = self.listing(), self.root / "told.json"
-        over = [job.number for job in (*listing.done, *listing.failed)]
+        over = sorted(listing.over)
         told = store.read_json(file) if file.is_file() else None
         if not isinstance(told, list):  # the first runner, or a file that somebody has damaged
             self.told(told := over)
-        return tuple(number for number in sorted(over) if number not in told)
+        return tuple(number for number in over if number not in told)
 
     def told(self, numbers: Sequence[int]) -> None:
         """The owner knows of the end of these jobs."""

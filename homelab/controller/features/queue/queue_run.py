@@ -115,7 +115,7 @@ class QueueRun:
             if numbers != self._sent:  # what cannot be written down would be sent at every look
                 self.tell("queue over", "", queue_list.over(listing, clock, numbers))
                 self._sent = numbers
-            self.queue.told([job.number for job in (*listing.done, *listing.failed)])
+            self.queue.told(sorted(listing.over))
 
     def _start(self, job: QueuedJob) -> bool:
         """Whether anything was done for it that took time."""

@@ -34,6 +34,11 @@ class Listing:
         """All of them: what trains, what waits, what is over."""
         return (*self.running, *self.waiting, *sorted((*self.done, *self.failed), key=lambda job: job.number))
 
+    @property
+    def over(self) -> set[int]:
+        """The numbers of those of which nothing more is done."""
+        return {job.number for job in (*self.done, *self.failed)}
+
     def with_number(self, number: int) -> QueuedJob | None:
         """The job of this number."""
         return next((job for job in self.jobs if job.number == number), None)

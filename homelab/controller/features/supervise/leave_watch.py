@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from homelab.controller.attempt.watchdog import NodeStatus
-from homelab.controller.base import boot_clock, daily_hours
+from homelab.controller.base import daily_hours, elapsed
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.features.supervise import house_judge
 from homelab.controller.features.supervise.house_judge import HouseJudge
@@ -55,7 +55,7 @@ class LeaveWatch:
         """Node -> until when and why, of those that are with their owners, or are wanted by them."""
         now = time.time()
         self._read()
-        self._typed = self._clock.lasting(self._known.values(), now, boot_clock.now_s())
+        self._typed = self._clock.lasting(self._known.values(), now, elapsed.now_s())
         for name, (house, at_s) in self._monitor.sights().items():
             # Each once: of a node that a person has lent, and is not asked, the last one is older than the wish to have it back.
             if name in self._judges and at_s > self._judged_s.get(name, -math.inf):

@@ -57,7 +57,7 @@ class RecoveryTry:
     plan: Plan
     streams: StatusStreams
     say: Say
-    began_s: float  # of the whole recovery, by `boot_clock`
+    began_s: float  # of the whole recovery, by `elapsed`
     watcher: monitor.Watcher | None = None  # what it has gathered need not come again: a long run has many megabytes
     looking: threading.Lock = field(default_factory=threading.Lock)  # held by who uses it
     connected: Fleet | None = None  # connections that are there already, for the first time; they are closed like any others

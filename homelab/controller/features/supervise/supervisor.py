@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from homelab.controller.attempt import inputs
-from homelab.controller.base import boot_clock
+from homelab.controller.base import elapsed
 from homelab.controller.base.errors import HomelabError, StoppedError, SupersededError
 from homelab.controller.base.hint import homelab
 from homelab.controller.base.say import Say
@@ -93,7 +93,7 @@ class Supervisor:
 
     def _observe(self, result: Result | None) -> Observation:
         away = self._leaves.look(self._plan.attempt, self._free)
-        is_stopped = store.is_stopped(self._paths, self._plan.attempt)
+        is_stopped = run_folder.is_stopped(self._paths, self._plan.attempt)
         observed = Observation(time.monotonic(), time.time(), is_stopped, result, away=away, lent=self._leaves.lent)
         if self._watch is None or self._state.phase not in ("reviewing", "watching") or observed.is_stopped:
             return observed
@@ -172,7 +172,7 @@ class Supervisor:
         if incident.verdict:
             self._notifier.tell("failed", f"attempt {self._plan.attempt}: {incident.because}. It is being recovered.")
         self._try = RecoveryTry(
-            self._run, self._plan, self._watch.streams, self._say, boot_clock.now_s(), self._watcher, self._looking, self._fleet
+            self._run, self._plan, self._watch.streams, self._say, elapsed.now_s(), self._watcher, self._looking, self._fleet
         )
         self._fleet = None
 

@@ -13,7 +13,7 @@ from typing import Any
 from homelab.controller.attempt import inputs, planner
 from homelab.controller.attempt.placement import SupervisorPlacement
 from homelab.controller.attempt.remote_supervisor import SupervisorRequest
-from homelab.controller.base import boot_clock
+from homelab.controller.base import elapsed
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.hint import homelab
 from homelab.controller.base.say import Say
@@ -115,7 +115,7 @@ def _start(request: WindowRequest, team: Fleet, prepared: Prepared, runs_dir: Pa
         placement.leave(team, paths, request.cluster_file, names, QuietView(say))
 
     # This process is older than the runs before this one, which are no others' runs.
-    age_s: Callable[[], float] = claims.since(boot_clock.now_s())
+    age_s: Callable[[], float] = claims.since(elapsed.now_s())
     with (
         claims.claimed(team, plan.run, names, "launched", age_s=age_s, is_launch=True) as claim,
         placement.prepare(team, SupervisorRequest.of(plan), say),

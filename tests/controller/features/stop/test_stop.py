@@ -8,7 +8,7 @@ import pytest
 
 from homelab.controller.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_UNREACHABLE
 from homelab.controller.features.stop import stop
-from homelab.controller.run import store, supervisor_lock
+from homelab.controller.run import run_folder, store, supervisor_lock
 from homelab.controller.run.paths import RunPaths
 from tests import builders
 from tests.fakes import FakeFleet
@@ -62,15 +62,15 @@ def test_a_supervisor_that_still_tries_hears_of_the_stop_of_a_run_that_looks_fai
     store.set_state(paths, "failed", 1)
     with supervisor_lock.held(paths):
         stop.stop(fleet, paths, lambda text: None)
-    assert store.is_stopped(paths, 1) and store.read_object(paths.state_json)["state"] == "stopped"
+    assert run_folder.is_stopped(paths, 1) and store.read_object(paths.state_json)["state"] == "stopped"
     store.set_state(paths, "stopped", 2, intent="stopped")
-    assert store.is_stopped(paths, 1) and store.is_stopped(paths, 2) and not store.is_stopped(paths, 3)
+    assert run_folder.is_stopped(paths, 1) and run_folder.is_stopped(paths, 2) and not run_folder.is_stopped(paths, 3)
 
 
 def test_a_run_that_has_failed_and_is_over_stays_failed(fleet: FakeFleet, paths: RunPaths) -> None:
     store.set_state(paths, "failed", 1)
     stop.stop(fleet, paths, lambda text: None)
-    assert store.read_object(paths.state_json)["state"] == "failed" and not store.is_stopped(paths, 1)
+    assert store.read_object(paths.state_json)["state"] == "failed" and not run_folder.is_stopped(paths, 1)
 
 
 def test_a_run_that_was_done_stays_done(fleet: FakeFleet, paths: RunPaths) -> None:
