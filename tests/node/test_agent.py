@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -24,6 +25,7 @@ from homelab.controller.run import node_matching
 from homelab.controller.run.state import node_part
 from homelab.node import facts, paths, worker_programs
 from homelab.node.probes import speed_profiles
+from homelab.node.run import secret_files
 from homelab.node.storage import digests
 from homelab.node.system import ports, processes, utilisation
 from homelab.shared.protocol import files
@@ -101,6 +103,25 @@ def test_a_run_from_start_to_end(workdir: Path) -> None:
 def test_the_same_attempt_is_not_started_twice(workdir: Path) -> None:
     ask("start", request(workdir))
     assert "was started on this node already" in ask("start", request(workdir))["error"]["message"]
+    ended(workdir)
+
+
+def test_a_start_that_the_disk_refuses_leaves_no_attempt_and_no_secret(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would look as if it were about to begin, for ever."""
+    write, folder = files.write_json, paths.run_dir(str(workdir), RUN)
+
+    def refuses(path: Any, value: Any, mode: int = 0o644) -> None:
+        if str(path).endswith("start.json"):
+            assert secret_files.has(folder)
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write(path, value, mode)
+
+    monkeypatch.setattr(files, "write_json", refuses)
+    with pytest.raises(OSError, match="No space left"):
+        ask_node("start", request(workdir, secrets={"HF_TOKEN": "hf_secret"}))
+    assert not secret_files.has(folder) and paths.newest_attempt(folder) == 0
+    monkeypatch.undo()
+    assert ask("start", request(workdir)) == {}
     ended(workdir)
 
 

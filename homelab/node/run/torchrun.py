@@ -66,24 +66,39 @@ def _start_watcher(
     if newest > attempt:  # a controller that was cut off does not know that the run has continued
         reason = f"attempt {attempt} of {run} is outdated: this node knows attempt {newest}"
         raise claims.RefusedError("superseded", reason, claims.see(run))
-    files.write_json(os.path.join(folder, "run.json"), request.run_json)
-    files.write_json(os.path.join(paths.attempt_dir(folder, attempt), "plan.json"), request.plan_json)
-    if request.run_json.get("recipe", {}).get("script"):
-        program_checkpoints.restore(folder, int(request.plan_json.get("resume_step") or 0))
-    secret_files.put(folder, request.secrets)
-    start = {"command": request.command, "environment": request.environment, "run": run, "node": request.node, "attempt": attempt}
-    ranks = [
-        {"rank": rank["rank"], "local_rank": rank["local_rank"]}
-        for rank in attempt_records.plan(folder, attempt)["ranks"]
-        if rank["node"] == request.node
-    ]
-    start = {**start, "program": request.program, "direct": request.direct, "standby_after_s": request.standby_after_s, "ranks": ranks}
-    files.write_json(os.path.join(node_dir, "start.json"), dict(start, token=request.token))
+    try:
+        start = _write_down(request, folder, node_dir)
+    except BaseException:  # a full disk: it has not begun, and must not look as if it were about to
+        secret_files.remove(folder)
+        if not paths.names_here(folder, attempt):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(paths.attempt_dir(folder, attempt), layout.PLAN_JSON))
+        raise
     if request.direct and (waiting := standby.take(folder, start, node_dir)) is not None:
         return waiting
     own = {"HOMELAB_RUN": run, "HOMELAB_NODE": request.node, "HOMELAB_ATTEMPT": str(attempt), "HOMELAB_RUN_DIR": folder}
     with open(os.path.join(node_dir, "agent.log"), "ab") as log:
         return programs.detached([sys.executable, "-m", "homelab.node", "watch", node_dir], folder, {**os.environ, **own}, log)
+
+
+def _write_down(request: StartRequest, folder: str, node_dir: str) -> JsonObject:
+    """All that an attempt begins with; start.json, which comes last."""
+    files.write_json(os.path.join(folder, "run.json"), request.run_json)
+    files.write_json(os.path.join(paths.attempt_dir(folder, request.attempt), "plan.json"), request.plan_json)
+    if request.run_json.get("recipe", {}).get("script"):
+        program_checkpoints.restore(folder, int(request.plan_json.get("resume_step") or 0))
+    secret_files.put(folder, request.secrets)
+    ranks = [
+        {"rank": rank["rank"], "local_rank": rank["local_rank"]}
+        for rank in attempt_records.plan(folder, request.attempt)["ranks"]
+        if rank["node"] == request.node
+    ]
+    start = {
+        "command": request.command, "environment": request.environment, "run": request.run, "node": request.node, "attempt": request.attempt,
+        "program": request.program, "direct": request.direct, "standby_after_s": request.standby_after_s, "ranks": ranks,
+    }  # fmt: skip
+    files.write_json(os.path.join(node_dir, "start.json"), dict(start, token=request.token))
+    return start
 
 
 def _wait_for_torchrun(watcher: subprocess.Popen[bytes] | standby.ToldHolder, node_dir: str) -> None:

@@ -107,7 +107,9 @@ def give_back(fleet: Fleet, runs_dir: Path, one: Leave, say: Say) -> Left:
 def take_back(fleet: Fleet, runs_dir: Path, node: str) -> Left:
     """The runs may use it again, whatever the node itself says of its owner now. Raises InputError where nobody has it."""
     before, runs = leave_folder.lasting(runs_dir).get(node), _open_runs(runs_dir)
-    signs = house.seen(fleet, [node]).get(node, {})
+    # What was on the card before a run is known of that run: without it the node tells of no stranger there.
+    asked = (house.seen(fleet, [node], run).get(node, {}) for run in (None, *(paths.name for paths in runs)))
+    signs = {key: one for its in asked for key, one in its.items()}
     went_by_itself = any(node in leave.lasting(event_log.lines(paths)) for paths in runs)
     if before is None and not signs and not went_by_itself:
         raise InputError(f"{node} is with nobody: there is nothing to take back", where=f"node {node}", hint=homelab("status"))

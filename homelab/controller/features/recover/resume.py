@@ -10,7 +10,7 @@ from typing import Any
 
 from homelab.controller.attempt import inputs, planner, preconditions, start
 from homelab.controller.attempt.inputs import RecipeInput
-from homelab.controller.base.errors import HomelabError, StoppedError, SupersededError, TakenError
+from homelab.controller.base.errors import BusyError, HomelabError, StoppedError, SupersededError, TakenError
 from homelab.controller.base.hint import homelab
 from homelab.controller.base.sanitize import plain_lines
 from homelab.controller.checks import registry
@@ -121,7 +121,8 @@ def _team(
     well = tuple(name for name in evidence.facts if name not in ill)
     if not well:
         first = next(iter(ill.values()), None)
-        raise HomelabError(
+        is_busy = ill and all(finding.is_busy for finding in ill.values())  # nothing is wrong: another program has the cards
+        raise (BusyError if is_busy else HomelabError)(
             f"no node is healthy enough to continue{': ' + first.message if first else ''}",
             where=f"{paths.name}: {', '.join(ill) or ', '.join(name for name in halted.names if name in next_attempt.nodes)}",
             hint=first.hint if first else homelab("preflight"),

@@ -68,7 +68,7 @@ Result = Followed | Examined | HaltResult | ResumeResult | Failed
 class Observation:
     """`now_s` is monotonic, `time` in seconds since 1970. `is_stopped`: by a person, through this machine.
 
-    `away`: node that is with its owner now -> until when and why. `lent`: nodes that were given back and have not trained since.
+    `nodes`: all that the run may use. `away`: node that is with its owner now -> until when and why. `lent`: nodes that were given back and have not trained since.
     `verdict`, `checkpoint` (the newest that all nodes hold), `well` (nodes that were left out and are well again) and `recut` (why another cut of the
     model, from this checkpoint on, saves time; empty: none does) are there while reviewing and watching. So are `step`, the newest that a rank has done,
     and `save`: whether a save can be asked for ("asked"), is not needed or not possible ("none"), or that cannot be told yet ("unknown").
@@ -84,5 +84,6 @@ class Observation:
     recut: str = ""
     away: Mapping[str, Away] = field(default_factory=dict)
     lent: frozenset[str] = frozenset()
+    nodes: frozenset[str] = frozenset()
     step: int = 0
     save: Save = "unknown"

@@ -26,6 +26,7 @@ from homelab.controller.run import events, leave, restart
 from homelab.shared.recipe import Checkpoint, Recovery
 
 RETRY_S = (2.0, 5.0, 10.0, 20.0, 30.0)
+OTHERS_S = 300.0
 WAIT_S = 24 * 3600.0  # for nodes that may be switched on again in the morning
 COLLECT_S, FIRST_COLLECT_S = 20.0, 5.0  # the first not while ranks load: both want the processors
 REFUSED_S = 900.0  # a node that looked well and was not: its return has cost everybody a restart
@@ -195,7 +196,10 @@ def _decide(state: State, recovering: Recovering, observation: Observation, halt
         return state, acts.End("stopped")
     if because := leaving.why_waits(away, halted.nodes, halted.indispensable):
         hint = Hint("nothing is needed: it goes on by itself; to take the node back now: {}", homelab("yield", min(away), "--back"))
-        return _wait(state, recovering, observation, Failed("other", because, hint, because), math.inf, is_for_owner=True)
+        # One that is off may be switched on, and train alone; owners are asked no more often than that.
+        is_one_off = bool(observation.nodes - set(away) - set(halted.nodes))
+        again_s = OTHERS_S if is_one_off else math.inf
+        return _wait(state, recovering, observation, Failed("other", because, hint, because), again_s, is_for_owner=True)
     state = replace(state, recovering=replace(recovering, decision=decision))
     exclude = tuple(dict.fromkeys((*decision.exclude, *sorted(away))))
     why_not = [decision.because] if decision.exclude or not away else []

@@ -94,7 +94,9 @@ class Supervisor:
     def _observe(self, result: Result | None) -> Observation:
         away = self._leaves.look(self._plan.attempt, self._free)
         is_stopped = run_folder.is_stopped(self._paths, self._plan.attempt)
-        observed = Observation(time.monotonic(), time.time(), is_stopped, result, away=away, lent=self._leaves.lent)
+        observed = Observation(
+            time.monotonic(), time.time(), is_stopped, result, away=away, lent=self._leaves.lent, nodes=frozenset(self._run.nodes)
+        )
         if self._watch is None or self._state.phase not in ("reviewing", "watching") or observed.is_stopped:
             return observed
         watch = self._watch

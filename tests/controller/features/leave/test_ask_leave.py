@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,6 +100,17 @@ def test_back_against_what_the_node_says_by_itself(fleet: FakeFleet, paths: RunP
     kept = leave_folder.read(runs_dir)["tower"]
     assert kept.is_back and kept.against == ("program:steam",)
     leave_folder.refuse(fleet, runs_dir, ["tower"], "launch RECIPE")
+
+
+def test_back_against_what_is_on_the_card(fleet: FakeFleet, paths: RunPaths) -> None:
+    """The node tells a stranger there from its own processes by what a run has found on the card."""
+
+    def said(request: dict[str, Any]) -> House:
+        return House(minute=0, signs=(HouseSign(kind="card", name="blender", pid=7),) if request.get("run") == paths.name else ())
+
+    fleet.answer("house", said)
+    left = ask_leave.take_back(fleet, paths.root.parent, "laptop")
+    assert leave_folder.read(paths.root.parent)["laptop"].against == ("card:blender",) and len(left.overridden) == 1
 
 
 def test_back_while_nothing_is_seen_any_more(fleet: FakeFleet, paths: RunPaths) -> None:

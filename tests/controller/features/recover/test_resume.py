@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from homelab.controller.base.errors import BusyError, HomelabError
+from homelab.controller.checks.evidence import Finding
 from homelab.controller.config.recipe import Recipe
 from homelab.controller.features.preflight import gather
 from homelab.controller.features.recover import resume
@@ -44,6 +47,24 @@ def test_it_goes_on_as_the_training_that_began(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(Asked):
         resume.resume(run, Examination(1, "failed", None, {}), HALTED, NextAttempt(["tower", "laptop"], ()))
     assert asked[0].train is not None and asked[0].train.precision == precision
+
+
+@pytest.mark.parametrize(("is_busy", "raised"), [(True, BusyError), (False, HomelabError)])
+def test_where_all_nodes_have_other_work_that_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_busy: bool, raised: type[HomelabError]
+) -> None:
+    """A game on the only card, at the hour at which a job of the queue goes on: nothing is wrong with it."""
+    paths = builders.run_folder(tmp_path, plan=builders.plan())
+    fleet = FakeFleet(tmp_path / "nodes")
+    findings = [
+        Finding("cards.memory", name, "warn" if is_busy else "fail", "4 GB are free", is_busy=is_busy) for name in ("tower", "laptop")
+    ]
+    monkeypatch.setattr(resume.registry, "judge_all", lambda *_, **__: findings)
+    monkeypatch.setattr(gather, "evidence", lambda *_, **__: SimpleNamespace(facts={"tower": None, "laptop": None}))
+    run = ClaimedRun(fleet, Claim(fleet, paths.name, "recovered", lambda: 0.0), paths, lambda text: None)
+    with pytest.raises(HomelabError, match="no node is healthy enough") as error:
+        resume.resume(run, Examination(1, "failed", None, {}), HALTED, NextAttempt(["tower", "laptop"], ()))
+    assert type(error.value) is raised
 
 
 def test_a_node_whose_memory_ran_out_takes_fewer_rows_at_a_time() -> None:

@@ -10,7 +10,7 @@ import pytest
 from homelab.controller.features.supervise.acts import Begin, Collect, End, Examine, Halt, Incident, Resume, Save, Wait, WaitBeforeRetry
 from homelab.controller.features.supervise.leaving import LOOK_S, SAVE_S, Saving
 from homelab.controller.features.supervise.observation import Examined, HaltResult, Observation, ResumeResult
-from homelab.controller.features.supervise.step import RETRY_S, WAIT_S, Recovering, State, next_step
+from homelab.controller.features.supervise.step import OTHERS_S, RETRY_S, WAIT_S, Recovering, State, next_step
 from homelab.controller.run.leave import HOURS, Away
 from tests.controller.features.supervise.test_step import (
     ABSENT,
@@ -149,6 +149,22 @@ def test_the_only_node_is_waited_for_and_not_disturbed() -> None:
     assert isinstance(act_then, Halt) and act_then.asks_silent
     _, act_then = next_step(now, replace(after(HaltResult(42, ("laptop",))), now_s=NOW + WAIT_S + 3.0))
     assert act_then == Resume(SAID, (), {}), "a day with an owner is no fault, and nothing is given up"
+
+
+def test_a_run_that_waits_for_an_owner_looks_for_a_node_that_was_off() -> None:
+    """The laptop is its owner's, the tower was off: it may be switched on, and train alone."""
+    everybody = frozenset({"laptop", "tower"})
+    halted = HaltResult(42, ("laptop",))
+    now, act = next_step(recovering(LEAVE, examined=Examined(None, 42)), replace(after(halted, away=AWAY), nodes=everybody))
+    assert isinstance(act, WaitBeforeRetry) and act.error is not None
+    now, act = next_step(now, replace(after(away=AWAY), now_s=NOW + OTHERS_S - 1.0))
+    assert act == WaitBeforeRetry(LOOK_S)
+    now, act = next_step(now, replace(after(away=AWAY), now_s=NOW + OTHERS_S + 1.0))
+    assert isinstance(act, Halt) and act.asks_silent
+    again = replace(after(halted, away=AWAY), now_s=NOW + OTHERS_S + 2.0, nodes=everybody)
+    assert next_step(now, again)[1] == WaitBeforeRetry(LOOK_S, None, is_for_owner=True), "it is said once"
+    _, act = next_step(now, replace(after(HaltResult(42, ("laptop", "tower")), away=AWAY), nodes=everybody))
+    assert act == Resume(SAID, ("laptop",), {})
 
 
 def test_a_person_stops_a_run_that_waits() -> None:
