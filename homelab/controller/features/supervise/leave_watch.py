@@ -18,6 +18,8 @@ from homelab.controller.run.events import event, given_back
 from homelab.controller.run.leave import Away, Leave, LeaveClock
 from homelab.controller.run.paths import RunPaths
 
+_SAME_S = 0.001  # when a line came is reckoned from its age, which rounds
+
 
 class LeaveWatch:
     """Of the nodes that a run may use. `free` are those on which nothing of it runs now: they are really their owners'. `statuses`: of those that are
@@ -58,7 +60,7 @@ class LeaveWatch:
         self._typed = self._clock.lasting(self._known.values(), now, elapsed.now_s())
         for name, (house, at_s) in self._monitor.sights().items():
             # Each once: of a node that a person has lent, and is not asked, the last one is older than the wish to have it back.
-            if name in self._judges and at_s > self._judged_s.get(name, -math.inf):
+            if name in self._judges and at_s - self._judged_s.get(name, -math.inf) > _SAME_S:
                 self._judged_s[name] = at_s
                 self._judges[name].see(house, at_s)
                 self._forget_overridden(name)

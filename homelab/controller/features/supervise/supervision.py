@@ -38,9 +38,8 @@ def supervise(cluster: Cluster, paths: RunPaths, say: Say) -> str | None:
 def _until_its_end(cluster: Cluster, paths: RunPaths, say: Say) -> str:
     """A supervisor knows nothing that is not on disk: after a fault of its own, a new one goes on where it was. The lock stays ours meanwhile."""
     faults_s: list[float] = []
-    supervisor: Supervisor | None = Supervisor(
-        cluster, paths, say
-    )  # what is wrong with the run's folder from the beginning is no fault of ours
+    # What is wrong with the run's folder from the beginning is no fault of ours.
+    supervisor: Supervisor | None = Supervisor(cluster, paths, say)
     while True:
         try:
             supervisor = supervisor or Supervisor(cluster, paths, say)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from homelab.controller.base.errors import BusyError, HomelabError
+from homelab.controller.checks import registry
 from homelab.controller.checks.evidence import Finding
 from homelab.controller.config.recipe import Recipe
 from homelab.controller.features.preflight import gather
@@ -59,7 +60,7 @@ def test_where_all_nodes_have_other_work_that_is_waited_for(
     findings = [
         Finding("cards.memory", name, "warn" if is_busy else "fail", "4 GB are free", is_busy=is_busy) for name in ("tower", "laptop")
     ]
-    monkeypatch.setattr(resume.registry, "judge_all", lambda *_, **__: findings)
+    monkeypatch.setattr(registry, "judge_all", lambda *_, **__: findings)
     monkeypatch.setattr(gather, "evidence", lambda *_, **__: SimpleNamespace(facts={"tower": None, "laptop": None}))
     run = ClaimedRun(fleet, Claim(fleet, paths.name, "recovered", lambda: 0.0), paths, lambda text: None)
     with pytest.raises(HomelabError, match="no node is healthy enough") as error:
