@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 import time
@@ -20,13 +19,18 @@ ASK_S = 5.0
 
 class HouseMonitor:
     """`sights` has the newest word of each node, and when it came (monotonic). `statuses`: of the nodes that are followed. `is_lent`: a person has given
-    the node away, so it is not asked.
+    the node away, so it is not asked. `failed` hears of each question that this machine could not ask.
     """
 
     def __init__(
-        self, cluster: Cluster, run: str, statuses: Callable[[], Mapping[str, NodeStatus]], is_lent: Callable[[str], bool]
+        self,
+        cluster: Cluster,
+        run: str,
+        statuses: Callable[[], Mapping[str, NodeStatus]],
+        is_lent: Callable[[str], bool],
+        failed: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._cluster, self._run, self._statuses, self._is_lent = cluster, run, statuses, is_lent
+        self._cluster, self._run, self._statuses, self._is_lent, self._failed = cluster, run, statuses, is_lent, failed
         self._sights: dict[str, tuple[House, float]] = {}
         self._ended = threading.Event()
         for node in cluster.nodes:
@@ -52,8 +56,9 @@ class HouseMonitor:
                 _, heard_s = self._sights.get(name, (None, 0.0))
                 if time.monotonic() - heard_s < ASK_S or self._is_lent(name):
                     continue
-                # No processes or no disk on this machine for a while: the node has said nothing then, and is asked again.
-                with contextlib.suppress(Exception):
+                try:
                     answers, _ = fleet.ask("house", house.request(self._cluster.node(name), self._run), names=[name])
                     if name in answers:
                         self._sights[name] = read(House, answers[name]), time.monotonic()
+                except Exception as error:  # noqa: BLE001 - no processes or no disk on this machine for a while: it is asked again
+                    self._failed(f"{name} could not be asked whether its owner is there: {error!r}")

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from homelab.controller.attempt.watchdog import NodeStatus
-from homelab.controller.base import daily_hours, elapsed
+from homelab.controller.base import daily_hours, elapsed, redact
+from homelab.controller.base.sanitize import plain_lines
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.features.supervise import house_judge
 from homelab.controller.features.supervise.house_judge import HouseJudge
 from homelab.controller.features.supervise.house_monitor import HouseMonitor
 from homelab.controller.run import event_log, leave, leave_folder, store
-from homelab.controller.run.events import event, given_back
+from homelab.controller.run.events import event, given_back, note
 from homelab.controller.run.leave import Away, Leave, LeaveClock
 from homelab.controller.run.paths import RunPaths
 
@@ -44,7 +45,8 @@ class LeaveWatch:
         self._typed: Mapping[str, Leave] = {}
         self._judged_s: dict[str, float] = {}
         self._judges = {node.name: self._judge(node.name, node.hours) for node in cluster.nodes}
-        self._monitor = HouseMonitor(cluster, paths.name, statuses, lambda name: name in self._typed)
+        self._failures: set[str] = set()
+        self._monitor = HouseMonitor(cluster, paths.name, statuses, lambda name: name in self._typed, self._tell_once)
         self.away: Mapping[str, Away] = {}
         """Node -> until when and why; as seen last."""
 
@@ -82,6 +84,12 @@ class LeaveWatch:
     def took_part(self, names: Collection[str]) -> None:
         """These train again."""
         self._lent.difference_update(names)
+
+    def _tell_once(self, failure: str) -> None:
+        words = redact.text(plain_lines(failure))[:300]
+        if words not in self._failures:
+            self._failures.add(words)
+            event_log.append(self._paths, note(words))
 
     def forget_overrides(self) -> None:
         """The run is over: for whoever uses a node later, each of its owner's signs counts again."""

@@ -6,12 +6,16 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-from homelab.controller.base.errors import UnreachableError
+from homelab.controller.base import redact
+from homelab.controller.base.errors import HomelabError, UnreachableError
+from homelab.controller.base.sanitize import plain_lines
 from homelab.controller.checks import registry
 from homelab.controller.features.preflight import gather
 from homelab.controller.features.supervise.recovery_try import Supervised
 from homelab.controller.planning.machines import standbys
 from homelab.controller.remote.fanout import Fleet
+from homelab.controller.run import event_log
+from homelab.controller.run.events import note
 from homelab.shared.protocol.request import RunRequest
 
 _EVERY_S, _LOOK_S = 5.0, 1.0
@@ -27,6 +31,7 @@ class RejoinMonitor:
     ) -> None:
         self._run, self._others, self._is_away = run, tuple(others), is_away
         self._well: set[str] = set()
+        self._told: set[str] = set()
         self._ended = threading.Event()
         self._threads = [threading.Thread(target=self._ask, args=(name,), daemon=True, name=f"return of {name}") for name in names]
 
@@ -52,8 +57,14 @@ class RejoinMonitor:
                 # The others train: they are asked for dials only when the node itself is well, and only once.
                 is_well = self._is_well((name,)) and (name in self._well or self._is_well((*self._others, name)))
                 is_well = is_well and self._prepare((name,) if name in self._well else (*self._others, name))
-            except Exception:  # noqa: BLE001 - no processes or no disk on this machine for a while, too: it is asked again
+            except HomelabError:
                 is_well = False
+            except Exception as error:  # noqa: BLE001 - no processes or no disk on this machine for a while, too: it is asked again
+                is_well = False
+                words = redact.text(plain_lines(f"{name} could not be asked whether it is well again: {error!r}"))[:300]
+                if words not in self._told:
+                    self._told.add(words)
+                    event_log.append(self._run.paths, note(words))
             (self._well.add if is_well else self._well.discard)(name)
 
     def _is_well(self, names: tuple[str, ...]) -> bool:

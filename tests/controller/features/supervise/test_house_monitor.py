@@ -33,8 +33,10 @@ def test_a_node_is_asked_again_after_a_fault_on_this_machine(tmp_path: Path, mon
 
     monkeypatch.setattr(Fleet, "ask", fails_first)
     monkeypatch.setattr(house_monitor, "ASK_S", 0.01)
-    monitor = HouseMonitor(fleet.cluster, builders.RUN, dict, lambda name: False)
+    said: list[str] = []
+    monitor = HouseMonitor(fleet.cluster, builders.RUN, dict, lambda name: False, said.append)
     try:
         wait_until(lambda: "tower" in monitor.sights(), 10.0)
     finally:
         monitor.close()
+    assert len(said) == 3 and "no room" in said[1]

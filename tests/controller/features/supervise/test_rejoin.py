@@ -11,6 +11,7 @@ from homelab.controller.base.errors import HomelabError, UnreachableError
 from homelab.controller.features.supervise import rejoin
 from homelab.controller.features.supervise.recovery_try import Supervised
 from homelab.controller.features.supervise.rejoin import RejoinMonitor
+from homelab.controller.run import event_log
 from homelab.controller.run.paths import RunPaths
 from scripts.practice.desk import wait_until
 from tests import builders
@@ -116,5 +117,7 @@ def test_what_this_machine_lacks_for_a_moment_is_asked_again(tmp_path: Path, mon
 
     monkeypatch.setattr(rejoin, "_EVERY_S", 0.01)
     monkeypatch.setattr(RejoinMonitor, "_is_well", is_well)
-    with RejoinMonitor(run_of(tmp_path, standby=False), ["tower"], ["laptop"]) as monitor:
+    run = run_of(tmp_path, standby=False)
+    with RejoinMonitor(run, ["tower"], ["laptop"]) as monitor:
         wait_until(lambda: monitor.well == {"tower"}, 10.0)
+    assert [line["text"].split(": ")[0] for line in event_log.lines(run.paths)] == ["tower could not be asked whether it is well again"] * 2
