@@ -61,6 +61,8 @@ class Watcher:
         self._ends: dict[
             tuple[int, int], tuple[int, int]
         ] = {}  # attempt and rank -> lines known, and where the node's file has them, in bytes
+        self.next_request: PollRequest | None = None
+        """The question for what the newest answers did not bring: for another thread, which need not wait until a look has ended."""
         self.replies: dict[str, Reply] = {}
         self.unreachable: dict[str, str] = {}
         self.ways: dict[str, str] = {}
@@ -202,7 +204,7 @@ class Watcher:
         plan = run_folder.plan_of(self._paths)
         attempt = plan.attempt
         has_all_before = attempt in self._asked_before or not self._lacks(plan.resume_step)
-        request = self.request(attempt).replace(before=not has_all_before)
+        request = self._request(attempt).replace(before=not has_all_before)
         answers, self.unreachable, self.ways = node_matching.poll(self._fleet, request, names, timeout_s=_POLL_TIMEOUT_S)
         if self._is_left:
             raise KeyboardInterrupt
@@ -214,8 +216,9 @@ class Watcher:
             counts = self.gathered.known.counts(run.attempt)
             ends_of = {number: rank.metrics_end_bytes for number, rank in run.ranks.items() if rank.metrics_end_bytes}
             self._ends |= {(run.attempt, number): (counts.get(number, 0), end) for number, end in ends_of.items()}
+        self.next_request = self._request(attempt)
 
-    def request(self, attempt: int) -> PollRequest:
+    def _request(self, attempt: int) -> PollRequest:
         """The question for what is not known here yet of an attempt."""
         counts = self.gathered.known.counts(attempt)
         request = node_matching.poll_request(self._paths.name, tail_lines=200, known_lines=counts)

@@ -26,7 +26,6 @@ from homelab.controller.run.events import note
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol import checkpoint_holders
 from homelab.shared.protocol.request import RunRequest
-from homelab.shared.protocol.run_requests import PollRequest
 
 # Of a node: stacks within 1 s, nvidia-smi within 5 s, the flight recorder within 3 s.
 _DUMP_TIMEOUT_S = 12.0
@@ -80,20 +79,14 @@ class RecoveryTry:
         if verdict is not None and verdict.kind in ("hang", "frozen-rank", "silent-node"):
             silent_nodes = verdict.nodes if verdict.kind == "silent-node" else ()
             _keep_stack_dumps(fleet, paths, self.plan, [node.name for node in self.plan.nodes if node.name not in silent_nodes])
-        self.examination = examine.examine_failure(fleet, paths, self.plan, _end_of(self.plan, incident), self._request(), self._keep)
+        # A look in another thread may wait for a node that is gone: what the one before it brought need not come again.
+        request = (self.watcher and self.watcher.next_request) or node_matching.poll_request(paths.name, tail_lines=200)
+        self.examination = examine.examine_failure(fleet, paths, self.plan, _end_of(self.plan, incident), request, self._keep)
         policies = self.run.recipe.recovery.log_policies if verdict is not None else ()
         met, slow = log_policies.met(self.examination.logs, policies)
         for policy in slow:
             event_log.append(paths, note(f'[recovery] log_policies: looking for "{policy.pattern}" takes too long; it counts as not found'))
         return observation.Examined(self.examination.diagnosis, self.examination.step, tuple(met))
-
-    def _request(self) -> PollRequest:
-        if self.watcher is not None and self.looking.acquire(blocking=False):
-            try:
-                return self.watcher.request(self.plan.attempt)
-            finally:
-                self.looking.release()
-        return node_matching.poll_request(self.run.paths.name, tail_lines=200)
 
     def _keep(self, answers: dict[str, dict[str, Any]]) -> None:
         with self.looking:

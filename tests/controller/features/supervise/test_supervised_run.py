@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -106,17 +107,28 @@ def test_where_the_agent_was_killed_nobody_says_how_it_ended(fleet: FakeFleet, p
 def test_at_a_fault_only_metrics_come_that_are_not_here(fleet: FakeFleet, paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long run has many megabytes of them."""
     monkeypatch.setattr(step, "FIRST_COLLECT_S", 0.0)
+    monkeypatch.setattr(step, "COLLECT_S", 0.0)
     lines = [{"kind": "train", "time": 1.0, "attempt": 1, "rank": 0, "node": "tower", "step": 1, "loss": 1.0}]
     rank = {"heartbeat": {"time": 1.0, "phase": "training", "step": 1}, "metrics": lines, "metrics_end_bytes": 300}
-    fleet.answer("poll", {**builders.raw_reply("tower"), "run": {**builders.raw_reply("tower")["run"], "ranks": {"0": rank}}}, ["tower"])
+    answer = {**builders.raw_reply("tower"), "run": {**builders.raw_reply("tower")["run"], "ranks": {"0": rank}}}
+    asked: list[dict[str, Any]] = []
+    at_the_fault = threading.Event()
+
+    def poll(request: dict[str, Any]) -> dict[str, Any]:
+        asked.append(request)
+        if len(asked) == 2:  # the look in which the fault comes: it still waits when the recovery asks
+            assert at_the_fault.wait(30)
+        if len(asked) == 3:
+            at_the_fault.set()
+        return answer
+
+    fleet.answer("poll", poll, ["tower"])
     future = begun(fleet, paths)
-    until(lambda: paths.metrics_jsonl.exists() and len(paths.metrics_jsonl.read_text().splitlines()) == 1)
-    before = len(fleet.nodes["tower"].requests)
+    until(lambda: len(asked) == 2)
     for number, name in enumerate(NAMES):
         fleet.nodes[name].say(builders.raw_end(1, rank=number))
     assert future.result(30) == "given up"
-    asked = next(entry for entry in fleet.nodes["tower"].requests[before:] if entry["verb"] == "poll")
-    assert asked["after_lines"]["0"] == 1 and asked["after_bytes"] == {"0": 300} and asked["lines_of_attempt"] == 1
+    assert asked[2]["after_lines"]["0"] == 1 and asked[2]["after_bytes"] == {"0": 300} and asked[2]["lines_of_attempt"] == 1
     assert len(paths.metrics_jsonl.read_text().splitlines()) == 1, "and none is here twice"
 
 
