@@ -130,8 +130,9 @@ def _show(going: Sequence[PrunableRun], staying: dict[str, str], silent: dict[st
 
     for run in going:
         places = ", ".join(f"{decimal_size(size)} on {place}" for place, size in run.bytes_on.items())
-        model = f"; its trained model is only on {run.model_on}: homelab fetch {run.name} saves it" if run.model_on else ""
-        terminal.echo(f"{run.name}  {run.state}  {places}{model}")
+        last = f"; its last checkpoint, of step {run.step}, goes, too" if run.step and run.state != "done" else ""
+        result = f"; {run.only}: homelab fetch {run.name} saves it" if run.only else last
+        terminal.echo(f"{run.name}  {run.state}  {places}{result}")
     for name, why in staying.items():
         terminal.echo(f"{name}  stays: {why}")
     for name, error in silent.items():

@@ -11,20 +11,30 @@ from homelab.controller.run.state import FINISHED
 @dataclass(frozen=True)
 class PrunableRun:
     """A run and where it lies. `bytes_on`: place -> bytes. `busy`: who is at work on it, `unasked`: its nodes that did not answer,
-    `model_on`: the node that has its trained model where that was not fetched; each empty where there is nothing of the kind."""
+    `result_on`: the node that has its result, in the folder `result`, where that was not fetched; each empty where there is nothing of the kind.
+    `step`: of the newest checkpoint on the nodes."""
 
     name: str
     state: str
     bytes_on: Mapping[str, int] = field(default_factory=dict)
     busy: str = ""
     unasked: Sequence[str] = ()
-    model_on: str = ""
+    result_on: str = ""
+    result: str = "final"
+    step: int = 0
+
+    @property
+    def only(self) -> str:
+        """What of it lies nowhere else, "" for nothing."""
+        if not self.result_on:
+            return ""
+        return f"{'its trained model is' if self.result == 'final' else 'what its program has saved is'} only on {self.result_on}"
 
 
 def choose(candidates: Sequence[PrunableRun], named: Collection[str], keep: int) -> tuple[list[PrunableRun], dict[str, str]]:
     """(the runs that go, why each other one stays). `candidates`: the newest first; without names the newest `keep` stay.
 
-    A run that goes on never goes, and one whose model is nowhere else goes only when it is named.
+    A run that goes on never goes, and one whose result is nowhere else goes only when it is named.
     """
     going: list[PrunableRun] = []
     staying: dict[str, str] = {}
@@ -48,6 +58,4 @@ def _why_not(run: PrunableRun) -> str:
 
 
 def _why_unnamed(run: PrunableRun, is_newest: bool) -> str:
-    if is_newest:
-        return "it is the newest"
-    return f"its trained model is only on {run.model_on}" if run.model_on else ""
+    return "it is the newest" if is_newest else run.only

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from homelab.node import paths
 from homelab.node.run import claims, ownership, secret_files, supervisor_host
+from homelab.node.storage import results
 from homelab.node.system import processes
-from homelab.shared.protocol import layout
+from homelab.shared.protocol import layout, manifest
 from homelab.shared.protocol.errors import Refusal
 from homelab.shared.protocol.message import Done
 from homelab.shared.protocol.result_messages import RunFolder, RunFolders
@@ -21,15 +22,16 @@ _REMOVED = ".removed-"  # no name of a run begins so: a removal that was cut off
 
 
 def weigh(request: Request) -> RunFolders:
-    """Run -> bytes on this disk, whether a trained model is in it, and who is at work on it ("" for nobody)."""
+    """Run -> what of it is on this disk, and who is at work on it."""
     root = os.path.join(paths.expand(request.workdir), layout.RUNS)
     alive = processes.of_runs(request.workdir, request.node)
     known: dict[str, RunFolder] = {}
     for name in sorted(os.listdir(root) if os.path.isdir(root) else []):
         folder = os.path.join(root, name)
         if layout.is_usable(name) and os.path.isfile(os.path.join(folder, layout.RUN_JSON)):
-            has_final = os.path.exists(os.path.join(folder, layout.FINAL, "README.md"))
-            known[name] = RunFolder(bytes=_bytes_in(folder), final=has_final, busy=_busy(request.workdir, name, alive))
+            step = max(manifest.steps(folder), default=0)
+            busy = _busy(request.workdir, name, alive)
+            known[name] = RunFolder(bytes=_bytes_in(folder), result=results.kind(folder), step=step, busy=busy)
     return RunFolders(runs=known)
 
 

@@ -14,7 +14,7 @@ from homelab.shared.protocol.errors import Refusal
 from homelab.shared.protocol.result_messages import ResultFile, ResultFiles, Results
 
 if TYPE_CHECKING:
-    from typing import BinaryIO
+    from typing import BinaryIO, Literal
 
     from homelab.shared.protocol.request import RunRequest
     from homelab.shared.protocol.result_messages import PartRequest, ResultRequest
@@ -46,6 +46,13 @@ def look(request: RunRequest) -> Results:
         memory_bytes=_available_bytes(),
         disk_bytes=state.f_bavail * state.f_frsize,
     )
+
+
+def kind(folder: str) -> Literal["", "final", "saved"]:
+    """What a run has brought forth: a trained model, or what a program of one's own has saved; "" for neither."""
+    if _is_whole(os.path.join(folder, layout.FINAL)):
+        return "final"
+    return "saved" if any(_saved(folder)) else ""
 
 
 def listed(request: ResultRequest) -> ResultFiles:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from homelab.shared.markers import Longest, Matches, Shortest
 from homelab.shared.protocol import result_files
@@ -89,10 +89,12 @@ class SavedFiles(ResultFiles):
 
 
 class RunFolder(Message):
-    """How large a run's folder is on a node, whether a trained model is in it, and who is at work on it ("" for nobody)."""
+    """How large a run's folder is on a node, and who is at work on it ("" for nobody). `result`: the folder in it that a person would miss,
+    final/ or saved/, or ""; `step`: of the newest complete checkpoint, 0 for none."""
 
     bytes: Count
-    final: bool
+    result: Literal["", "final", "saved"]
+    step: Step
     busy: Line
 
 

@@ -10,14 +10,19 @@ OVER = [
     PrunableRun("r4", "done", {"here": 1}),
     PrunableRun("r3", "failed"),
     PrunableRun("r2", "stopped"),
-    PrunableRun("r1", "done", model_on="tower"),
+    PrunableRun("r1", "done", result_on="tower"),
+    PrunableRun("r0", "failed", result_on="attic", result="saved", step=40),
 ]
 
 
 def test_without_names_the_newest_and_the_only_copy_of_a_model_stay() -> None:
     going, staying = choose(OVER, [], 1)
     assert [run.name for run in going] == ["r3", "r2"]
-    assert staying == {"r4": "it is the newest", "r1": "its trained model is only on tower"}
+    assert staying == {
+        "r4": "it is the newest",
+        "r1": "its trained model is only on tower",
+        "r0": "what its program has saved is only on attic",
+    }
     assert [run.name for run in choose(OVER, [], 0)[0]] == ["r4", "r3", "r2"]
     assert choose([], [], 1) == ([], {})
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from homelab.node.run import secret_files
-from homelab.shared.protocol import files
+from homelab.shared.protocol import files, manifest
 from homelab.shared.protocol.errors import Refusal
 from homelab.shared.protocol.message import Done
 from homelab.shared.protocol.result_messages import RunFolder, RunFolders
@@ -37,7 +37,7 @@ def test_it_goes_whole_and_nothing_else(tmp_path: Path, request_of: dict[str, st
     (tmp_path / "supervised" / RUN).mkdir(parents=True)
     (tmp_path / "runs" / ".removed-of-a-call-that-was-killed").mkdir()
     ((name, folder),) = weighed(request_of).items()
-    assert name == RUN and 1 << 20 <= folder.bytes < 2 << 20 and not folder.busy and not folder.final
+    assert name == RUN and 1 << 20 <= folder.bytes < 2 << 20 and not folder.busy and not folder.result and not folder.step
     for _ in range(2):
         assert ask_node("run-remove", request_of) == Done()
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["notes"] and not list((tmp_path / "supervised").iterdir())
@@ -65,3 +65,19 @@ def test_one_that_is_claimed_stays(tmp_path: Path, request_of: dict[str, str]) -
 def test_a_name_that_climbs(request_of: dict[str, str], name: str) -> None:
     with pytest.raises(ValueError, match="not a usable name"):
         ask_node("run-remove", {**request_of, "run": name})
+
+
+def test_what_a_person_would_miss_is_said(tmp_path: Path, request_of: dict[str, str]) -> None:
+    folder = tmp_path / "runs" / RUN
+    saved = folder / "saved" / "out"
+    saved.mkdir(parents=True)
+    (folder / "saved" / ".half").write_text("")
+    assert weighed(request_of)[RUN].result == ""
+    (saved / "größe.bin").write_text("what has an odd name counts, too")
+    assert weighed(request_of)[RUN].result == "saved"
+    (folder / "final").mkdir()
+    assert weighed(request_of)[RUN].result == "saved", "a model without its card is half written"
+    (folder / "final" / "README.md").write_text("")
+    assert weighed(request_of)[RUN].result == "final"
+    files.write_json(folder / "checkpoints" / "step-00000040" / manifest.MANIFEST, {})
+    assert weighed(request_of)[RUN].step == 40

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.say import Say
+from homelab.controller.features.results import receive
 from homelab.controller.features.status import run_index
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import run_folder, store, supervisor_lock
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.pruning import PrunableRun
+from homelab.shared.protocol import files
 from homelab.shared.protocol.request import RunRequest
 
 HERE = "this machine"
@@ -36,8 +38,11 @@ def candidates(fleet: Fleet, runs_dir: Path, models_dir: Path, say: Say) -> tupl
         if paths is not None:
             places[HERE] = sum(path.lstat().st_size for path in paths.root.rglob("*"))
             busy = busy or ("its supervisor is working here" if supervisor_lock.is_held(paths) else "")
-        has_model = "" if (models_dir / row.name).exists() else next((node for node, entry in on_nodes.items() if entry["final"]), "")
-        found.append(PrunableRun(row.name, row.state, places, busy, _unasked(paths, silent), has_model))
+        fetched = str((files.read_object(models_dir / row.name / receive.RECORD) or {}).get("from", "")).rpartition("/")[2]
+        holders = [(node, entry["result"]) for node, entry in on_nodes.items() if entry["result"] not in ("", fetched)]
+        node, result = holders[0] if holders else ("", "")
+        step = max((entry["step"] for entry in on_nodes.values()), default=0)
+        found.append(PrunableRun(row.name, row.state, places, busy, _unasked(paths, silent), node, result, step))
     return found, silent
 
 
