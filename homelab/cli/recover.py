@@ -25,7 +25,10 @@ def command(
     run: common.RunArgument = None,
     cluster: common.ClusterOption = common.DEFAULT_CLUSTER,
     nodes: common.NodesOption = "",
-    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Start again at step 0, also if there are checkpoints.")] = False,
+    from_scratch: Annotated[
+        bool,
+        typer.Option("--from-scratch", help="Start again at step 0. Checkpoints are moved to checkpoints.unused/ in the run's folder."),
+    ] = False,
     strategy: Annotated[
         str | None,
         typer.Option(
@@ -68,6 +71,7 @@ def command(
         except HomelabError as error:  # a recovery that it proposes is the one that was asked for, and a little more
             typed = [("--nodes", nodes), ("--strategy", strategy), *(("--skip", check) for check in skip)]
             kept = "".join(f" {name} {shlex.quote(value)}" for name, value in typed if value and name not in (error.hint or ""))
+            kept += " --from-scratch" if from_scratch and "--from-scratch" not in (error.hint or "") else ""
             error.hint = with_options(error.hint or "", lambda name: kept if name == "recover" else "")
             raise
         return view.wait(fleet, paths) if wait else 0

@@ -26,6 +26,8 @@ ELSE = HomelabError("no", where="run", hint=Hint("look first: {}", homelab("stat
         (["--nodes", "node1,node2", "--strategy", "zero2", "--skip", "clock", "--skip", "power"], None,
          "homelab recover{} --nodes node1,node2 --strategy zero2 --skip clock --skip power run --from-scratch"),
         (["--nodes", "node1"], OTHERS, "homelab recover{} run --nodes node2"),
+        (["--from-scratch"], OTHERS, "homelab recover{} --from-scratch run --nodes node2"),
+        (["--from-scratch"], None, "homelab recover{} run --from-scratch"),
         (["--nodes", "node1"], ELSE, "homelab status{} run"),
     ],
 )  # fmt: skip

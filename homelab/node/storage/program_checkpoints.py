@@ -56,6 +56,23 @@ def keep(folder: str) -> dict[int, str]:
     return {}
 
 
+def set_all_aside(folder: str) -> None:
+    """Move all checkpoints of the run in `folder` out of the way, those of its program, too. Raises OSError."""
+    kept, saved = manifest.steps(folder), saved_folder(folder)
+    of_program = [name for name in (os.listdir(saved) if os.path.isdir(saved) else []) if step_of(name)]
+    if not kept and not of_program:
+        return
+    unused = os.path.join(folder, layout.UNUSED)
+    if os.path.isdir(unused):
+        shutil.rmtree(unused)
+    if kept:
+        os.replace(os.path.join(folder, layout.CHECKPOINTS), unused)
+    os.makedirs(unused, exist_ok=True)
+    for name in of_program:
+        os.replace(os.path.join(saved, name), os.path.join(unused, name))
+    files.sync(folder)
+
+
 def restore(folder: str, step: int) -> None:
     """Before an attempt: the program finds the checkpoint of `step` and no newer one, on every node the same; for step 0 it finds none.
 

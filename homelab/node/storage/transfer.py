@@ -79,9 +79,12 @@ def checkpoints(request: CheckpointsRequest) -> Checkpoints:
 
     Older ones than the newest good one are not read, but with `layout` "sharded": the newest of which all nodes together have every part
     may be any of them, and "shards" says {step: which parts are here}. With `set_aside` in the request the bad
-    ones are moved out of the way where a good one is left; nothing of the run may be running then.
+    ones are moved out of the way where a good one is left, with `begin_again` all of them; nothing of the run may be running then.
+    Raises OSError where they cannot be moved: the next attempt would go on from them.
     """
     folder = paths.run_dir(request.workdir, request.run)
+    if request.begin_again:
+        program_checkpoints.set_all_aside(folder)
     good: list[int] = []
     bad: dict[str, str] = {}
     shards: dict[str, Shards] = {}

@@ -23,10 +23,12 @@ class FileRequest(Request):
 
 
 class CheckpointsRequest(RunRequest):
-    """`checkpoints`. With `set_aside` the bad ones are moved out of the way where a good one is left; nothing of the run may be running then."""
+    """`checkpoints`. With `set_aside` the bad ones are moved out of the way where a good one is left, with `begin_again` all; nothing of the run may be
+    running then."""
 
     layout: Annotated[str, Longest(40)] = ""  # of the strategy: `homelab.shared.protocol.checkpoint_holders.SHARDED`
     set_aside: bool = False
+    begin_again: bool = False
 
 
 class CheckpointRequest(RunRequest):

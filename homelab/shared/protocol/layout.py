@@ -46,6 +46,7 @@ YIELD = "yield"
 CODE = "code"
 ATTEMPTS = "attempts"
 CHECKPOINTS = "checkpoints"
+UNUSED = "checkpoints.unused"  # those from before a person began the run again; the newest such folder stays
 REFERENCE = "reference.bin"
 SAVED = "saved"
 FINAL = "final"

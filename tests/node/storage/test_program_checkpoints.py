@@ -157,3 +157,22 @@ def test_a_program_is_told_the_newest_that_is_whole(run: Path) -> None:
     assert not program_checkpoints.is_program(str(run))
     files.write_json(run / "run.json", {"recipe": {"script": {"path": "train.py"}}})
     assert program_checkpoints.is_program(str(run))
+
+
+def test_a_run_that_is_begun_again_has_none(run: Path) -> None:
+    """Nor has the next restart of it: those of before have higher numbers."""
+    trainer(run, 20)
+    assert ask_node("checkpoints", request(run.parents[1])).good == (20,)
+    trainer(run, 500)
+    (run / "saved" / "vocabulary.json").write_text("{}")
+    again = request(run.parents[1], begin_again=True)
+    answer = ask_node("checkpoints", again)
+    assert (answer.good, answer.bad) == ((), {}) and visible(run) == ["vocabulary.json"]
+    assert sorted(path.name for path in (run / "checkpoints.unused").iterdir()) == ["checkpoint-20", "checkpoint-500", "step-00000020"]
+    assert ask_node("checkpoints", again).good == () and (run / "checkpoints.unused" / "checkpoint-500").is_dir(), (
+        "nothing new replaces them"
+    )
+    trainer(run, 10)
+    assert ask_node("checkpoints", request(run.parents[1])).good == (10,)
+    assert ask_node("checkpoints", again).good == ()
+    assert sorted(path.name for path in (run / "checkpoints.unused").iterdir()) == ["checkpoint-10", "step-00000010"]

@@ -79,12 +79,19 @@ def newest_checkpoint(
 ) -> ResumePoint:
     """The newest that a node holds whole or, where the `layout` is sharded, that all hold together.
 
-    Step 0 when there is none and `from_scratch` allows it, else raises HomelabError.
+    Step 0 when there is none and `from_scratch` allows it, else raises HomelabError. Where that is "always", they are moved out of the way: the
+    next restart would go on from them.
 
     Every node reads its newest ones (sha256), and sets aside what is damaged where it has a whole one left.
     """
     if from_scratch == "always":
-        return ResumePoint(0, [])
+        say("moving the checkpoints out of the way")
+        _, errors = fleet.ask("checkpoints", CheckpointsRequest(run=paths.name, begin_again=True), names=names, timeout_s=_READ_S)
+        for error in errors.values():
+            raise error
+        return ResumePoint(
+            0, [], notes=tuple(f"{name} may still have checkpoints, from which a recovery with it goes on" for name in silent)
+        )
     say("looking for the newest complete checkpoint")
     request = CheckpointsRequest(run=paths.name, set_aside=layout == REPLICATED, layout=layout)
     answers, errors = fleet.ask("checkpoints", request, names=names, timeout_s=_READ_S)

@@ -59,6 +59,25 @@ def test_with_none_that_is_whole_a_person_decides(tmp_path: Path, run: RunPaths)
     assert "--from-scratch" in (caught.value.hint or "")
 
 
+def test_what_was_begun_again_goes_on_from_its_own(tmp_path: Path, run: RunPaths) -> None:
+    """Also on the node that has no part in it, and which may come back."""
+    for name in NAMES:
+        checkpoint(tmp_path / name, 500)
+    nodes = FakeFleet(tmp_path, NAMES)
+
+    def again(names: list[str], **silent: str) -> ResumePoint:
+        return halt.newest_checkpoint(nodes, run, names, silent=silent, from_scratch="always", say=lambda text: None)
+
+    note = "c may still have checkpoints, from which a recovery with it goes on"
+    assert again(["a", "b"], c="no route to host") == ResumePoint(0, [], notes=(note,))
+    checkpoint(tmp_path / "a", 60)
+    assert halt.newest_checkpoint(nodes, run, ["a", "b"], silent={}, from_scratch="never", say=lambda text: None).step == 60
+    assert newest(nodes, run).step == 500
+    nodes.answer("checkpoints", HomelabError("the disk is read-only", where="node b", hint="-"), ["b"])
+    with pytest.raises(HomelabError, match="the disk is read-only"):
+        again(NAMES)
+
+
 def test_nothing_goes_through_here_while_one_node_of_the_plan_has_it(tmp_path: Path, run: RunPaths) -> None:
     checkpoint(tmp_path / "b", 20)
     nodes = FakeFleet(tmp_path, NAMES)
