@@ -84,6 +84,8 @@ def starting(request: StartRequest) -> Iterator[None]:
                 raise _taken(run, current)
             _refuse_stopped(folder, run, LIFE_S)
             raise RefusedError("taken", f"another controller has started {run} meanwhile, or the claim on it is gone", see(run))
+        if current.get("alone"):
+            _refuse_overtaken(folder, run, boot_clock.passed_s(current))
         yield
         if current.get("alone"):
             with contextlib.suppress(OSError):
@@ -192,6 +194,15 @@ def _refuse_stopped(folder: str, run: str, age_s: float) -> None:
     stopped_s = boot_clock.passed_s(files.read_object(_mark(folder, run)) or {})
     if stopped_s < age_s:
         raise RefusedError("stopped", f"{run} was stopped by hand {stopped_s:.0f} s ago, during this command", goes_on(run))
+
+
+def _refuse_overtaken(folder: str, run: str, age_s: float) -> None:
+    """A launch that shipped for longer than its claim counts may have been overtaken by another, which has found the cards free."""
+    started = files.read_object(os.path.join(folder, ".started")) or {}
+    launches = {str(started.get("run")): started} if boot_clock.passed_s(started) < age_s else {}
+    launches.update((name, its) for name, its in _claims(folder).items() if its.get("alone") and boot_clock.passed_s(its) < min(age_s, LIFE_S))
+    for other in sorted(set(launches) - {run}):
+        raise RefusedError("taken", f"another launch has taken this node meanwhile: {other}, by {launches[other].get('by')}", see(other))
 
 
 def _refuse_superseded(request: ClaimRequest | StopRequest) -> None:

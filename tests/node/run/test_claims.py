@@ -131,6 +131,23 @@ def test_a_claim_that_nobody_else_wants_lasts(workdir: str, clock: list[float]) 
     assert alive(workdir)
 
 
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_of_two_launches_one_starts_also_where_the_first_ships_for_long(workdir: str, clock: list[float], has_begun: bool) -> None:
+    """The second has found no process of the first in its preflight."""
+    claim(workdir, "a", alone=True)
+    clock[0] += claims.LIFE_S + 1
+    assert claim(workdir, "b", OTHER, alone=True, age_s=60.0) is None
+    clock[0] += 2
+    if has_begun:
+        start(workdir, "b", OTHER)
+    with pytest.raises(claims.RefusedError, match=f"another launch has taken this node meanwhile: {OTHER}, by desk of b") as caught:
+        start(workdir, "a")
+    assert caught.value.kind == "taken" and not alive(workdir)
+    if not has_begun:
+        start(workdir, "b", OTHER)
+    assert alive(workdir, OTHER)
+
+
 def test_a_stop_by_hand_ends_what_is_under_way(workdir: str, clock: list[float]) -> None:
     """While a launch ships, and while a recovery looks: there is nothing to be ended yet, and it must not begin later."""
     claim(workdir, "a")
