@@ -61,8 +61,8 @@ def away(fleet: Fleet, runs_dir: Path, names: Collection[str]) -> dict[str, Away
     return {name: Away(typed[name].until_words(now)) if name in typed else seen[name] for name in names if name in typed or name in seen}
 
 
-def refuse(fleet: Fleet, runs_dir: Path, names: Collection[str], command: str) -> None:
-    """Raises BusyError where one of these nodes is with its owner. `command`: of ours, that takes --nodes."""
+def refuse(fleet: Fleet, runs_dir: Path, names: Collection[str], command: str, *behind: str) -> None:
+    """Raises BusyError where one of these nodes is with its owner. `command`: of ours, that takes --nodes; `behind`: its words after that."""
     owned = away(fleet, runs_dir, names)
     if not owned:
         return
@@ -70,5 +70,5 @@ def refuse(fleet: Fleet, runs_dir: Path, names: Collection[str], command: str) -
     back = homelab("yield", next(iter(owned)), "--back")
     raise BusyError(
         "; ".join(leave.sentence(name, one) for name, one in owned.items()), where=f"node {', '.join(owned)}",
-        hint=Hint("train without it: {}; or take it back: {}", homelab(command, "--nodes", others), back) if others else back,
+        hint=Hint("train without it: {}; or take it back: {}", homelab(command, "--nodes", others, *behind), back) if others else back,
     )  # fmt: skip

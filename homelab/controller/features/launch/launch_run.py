@@ -65,7 +65,7 @@ def launch_run(fleet: Fleet, recipe: Recipe, request: LaunchRequest, view: Launc
     """Launch the recipe on all nodes of `fleet`; None after a dry run. Raises HomelabError when it is refused: then nothing was started."""
     if request.profile is not None:
         profile_request.refuse_early(request.profile, recipe, str(request.recipe_file))
-    leave_folder.refuse(fleet, request.runs_dir, [node.name for node in fleet.cluster.nodes], "launch RECIPE")
+    _refuse_owned(fleet, request, [node.name for node in fleet.cluster.nodes])
     with ExitStack() as unused:
 
         def name_beside(others: set[str]) -> str:
@@ -102,6 +102,11 @@ def _steps(prepared: prepare.Prepared, plan: Plan) -> int | None:
     return (train.steps if train else None) or (plan.time.steps if plan.time else None)
 
 
+def _refuse_owned(fleet: Fleet, request: LaunchRequest, names: list[str]) -> None:
+    command = ("run", "--", *request.typed.words) if request.typed else ("launch RECIPE",)
+    leave_folder.refuse(fleet, request.runs_dir, names, *command)
+
+
 def _start(
     fleet: Fleet, prepared: prepare.Prepared, plan: Plan, request: LaunchRequest, placement: SupervisorPlacement, view: LaunchView
 ) -> RunPaths:
@@ -119,6 +124,7 @@ def _start(
             claims.claimed(fleet, plan.run, names, "launched", age_s=request.age_s, is_launch=True) as claim,
             placement.prepare(fleet, SupervisorRequest.of(plan), say),
         ):
+            _refuse_owned(fleet, request, names)  # somebody may have wanted one while it was checked, and was told that it is free
             return start_run.start_run(
                 fleet, claim, prepared, request.runs_dir, wants_supervisor=placement.is_wanted, say=say, announce=leave
             )
