@@ -148,7 +148,7 @@ def _after(word: str, queue: QueueFolder) -> str:
     """A number of this queue, or the whole name of a run. Raises InputError."""
     from homelab.controller.base.errors import InputError
     from homelab.controller.base.hint import Hint, homelab
-    from homelab.controller.run import store
+    from homelab.controller.run import run_names, store
 
     if re.fullmatch(r"[0-9]{1,9}", word):
         numbers = [job.number for job in queue.listing().jobs]
@@ -161,9 +161,9 @@ def _after(word: str, queue: QueueFolder) -> str:
     if not word:
         return ""
     runs = [paths.name for paths in store.runs_in(queue.runs_dir)]
-    chosen = store.choose(word, runs)
+    chosen = run_names.choose(word, runs)
     if chosen is None:
-        error = store.unknown(word, runs)
+        error = run_names.unknown(word, runs)
         error.where = f"--after {word}; the runs in {queue.runs_dir}, and the numbers of the queue"
         raise error
     return chosen

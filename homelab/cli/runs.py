@@ -85,7 +85,7 @@ def _prune(loaded: Cluster, runs_dir: Path, words: Sequence[str], keep: int, *, 
     from homelab.controller.base.hint import homelab
     from homelab.controller.features.stop import prune
     from homelab.controller.remote.fanout import Fleet
-    from homelab.controller.run import pruning, store
+    from homelab.controller.run import pruning, run_names
 
     errors: dict[str, HomelabError] = {}
     removed: list[str] = []
@@ -93,9 +93,9 @@ def _prune(loaded: Cluster, runs_dir: Path, words: Sequence[str], keep: int, *, 
         with common.progress(as_json) as say:
             known, errors = prune.candidates(fleet, runs_dir, Path("models"), say)
         names = [run.name for run in known]
-        named = [store.choose(word, names) or "" for word in words]
+        named = [run_names.choose(word, names) or "" for word in words]
         if "" in named:
-            raise store.unknown(words[named.index("")], names)
+            raise run_names.unknown(words[named.index("")], names)
         going, staying = pruning.choose(known, named, keep)
         if not as_json:
             _show(going, staying, errors)

@@ -57,7 +57,7 @@ def test_what_is_over_goes_and_what_lives_stays(fresh: Desk) -> None:
     assert places(desk, older) == [False, False] and places(desk, old) == [True, True]
     assert desk.json("runs", "--prune", "--yes")["removed"] == [old]
     assert places(desk, old) == [False, False] and [row["name"] for row in desk.json("runs")["runs"]] == [living]
-    desk.homelab("stop", living[:-2])
+    desk.homelab("stop", living[:-1])
     assert desk.json("runs", "--prune", "--yes")["removed"] == [], "the newest stays"
     assert desk.json("runs", "--prune", "--yes", "--keep", "0")["removed"] == [living]
     assert "Removed 0 runs" in desk.homelab("runs", "--prune").stdout

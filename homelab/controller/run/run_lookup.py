@@ -11,7 +11,7 @@ from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.say import Say
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import adoption, event_log, run_folder, store, supervisor_record
+from homelab.controller.run import adoption, event_log, run_folder, run_names, store, supervisor_record
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.state import FINISHED
 from homelab.shared.protocol import layout, lock
@@ -63,8 +63,8 @@ def _choose(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPath
     if name is None and newest and open_here == [newest.name]:
         return newest
     if name is not None:
-        chosen = store.choose(name, [paths.name for paths in local])
-        if chosen:
+        chosen = run_names.choose(name, [paths.name for paths in local])
+        if chosen and (chosen == name or not run_names.is_whole(name)):
             return RunPaths(runs_dir / chosen)
         if layout.is_usable(name):
             _refuse_unreadable(RunPaths(runs_dir / name))
@@ -79,7 +79,8 @@ def _choose(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPath
         undecided = [run for run in open_here if unreachable or _is_beginning(RunPaths(runs_dir / run))]
         chosen = meant(created | remote, {entry["name"] for entry, _ in entries if entry["alive"]}, undecided, say)
     else:
-        chosen = store.choose(name, sorted(remote, key=lambda run: remote[run], reverse=True))
+        known = created | remote
+        chosen = run_names.choose(name, sorted(known, key=lambda run: known[run], reverse=True))
     if chosen is None:
         if unreachable and not answers:
             raise next(iter(unreachable.values()))
@@ -89,13 +90,13 @@ def _choose(fleet: Fleet, runs_dir: Path, name: str | None, say: Say) -> RunPath
     return adoption.adopt(fleet, RunPaths(runs_dir / chosen), [node for entry, node in entries if entry["name"] == chosen])
 
 
-def _unknown(runs_dir: Path, name: str | None, run_names: list[str], node_count: int) -> HomelabError:
+def _unknown(runs_dir: Path, name: str | None, known: list[str], node_count: int) -> HomelabError:
     """The error for a run that neither this controller nor a node that answered (`node_count` of them) knows."""
     if name is None:
         return InputError("there is no run yet", where=f"{runs_dir} and {node_count} nodes", hint=homelab("launch RECIPE"))
     if layout.is_usable(name) and os.path.isdir(runs_dir / name):
         return run_folder.damaged(RunPaths(runs_dir / name), "it has no run.json")
-    return store.unknown(name, run_names)
+    return run_names.unknown(name, known)
 
 
 def meant(created_at: Mapping[str, float], alive: Collection[str], undecided: Collection[str], say: Say) -> str | None:

@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from homelab.controller.base import secrets
-from homelab.controller.base.errors import HomelabError, InputError, did_you_mean
-from homelab.controller.base.hint import Hint, homelab
-from homelab.controller.base.sanitize import plain_name
+from homelab.controller.base.errors import HomelabError
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol import files, layout
 
@@ -272,29 +270,3 @@ def runs_in(folder: Path) -> list[RunPaths]:
             keep_private(paths.root)
             runs.append((os.path.getmtime(paths.run_json), name, paths))
     return [paths for _, _, paths in sorted(runs, key=lambda entry: entry[:2], reverse=True)]
-
-
-def choose(name: str, names: list[str]) -> str | None:
-    """The run meant by `name`: itself, or the only one that starts or ends with it; None when there is none.
-
-    Raises InputError when several are meant.
-    """
-    if name in names or not name:
-        return name or None
-    near = [run for run in names if run.startswith(name) or run.endswith(name)]
-    if len(near) > 1:
-        raise InputError(
-            f'"{plain_name(name)}" matches {len(near)} runs',
-            where=", ".join(near[:5]),
-            hint=Hint("give a longer part of the name; {} lists the runs", homelab("runs")),
-        )
-    return near[0] if near else None
-
-
-def unknown(name: str, names: list[str]) -> InputError:
-    """The error for a run that does not exist."""
-    return InputError(
-        f'no run is called "{plain_name(name)}".{did_you_mean(name[:200], names)}',
-        where="this controller and the reachable nodes",
-        hint=homelab("runs"),
-    )

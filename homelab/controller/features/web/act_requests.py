@@ -14,7 +14,7 @@ from homelab.controller.features.web.act_words import Act
 from homelab.controller.features.web.observer import Observer
 from homelab.controller.features.web.posted import Name, Posted
 from homelab.controller.features.web.run_acts import RunActs
-from homelab.controller.run import store
+from homelab.controller.run import run_names
 
 OPEN = "This page is open to your network without encryption, so its buttons do not act: type the command."
 _MOST_BODY = 5000  # bytes: a name has at most 200 letters, and a letter at most twelve bytes
@@ -45,7 +45,7 @@ class ActRequests:
         wanted = await posted.read(request, Wanted, _MOST_BODY, "This is longer than the name of a run.")
         try:
             if await self._observer.run(wanted.run) != wanted.run:  # a part of a name may mean another run tomorrow
-                raise store.unknown(wanted.run, self._observer.names())
+                raise run_names.unknown(wanted.run, self._observer.names())
             begun = self._acts.begin(wanted.run, wanted.act)
         except HomelabError as error:
             return _refused(409 if isinstance(error, BusyError) else 404 if isinstance(error, InputError) else 503, error)

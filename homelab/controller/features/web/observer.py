@@ -17,7 +17,7 @@ from homelab.controller.features.web import page_values, unforeseen
 from homelab.controller.features.web.run_records import RunRecords
 from homelab.controller.features.web.run_source import RunSource, open_run
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import store
+from homelab.controller.run import run_names, store
 
 _PART = 24.0  # so many times the processor time of a look passes before the next: at most 4 % of one core
 _OVER_S = 30.0  # between two looks at a run that is over: a person may recover it by hand
@@ -103,7 +103,7 @@ class Observer:
             try:
                 source = await asyncio.to_thread(open_run, self._cluster, self._runs_dir, name, self._options, self._records)
             except UnreachableError as error:  # it is not here, and no node could be asked for it
-                raise store.unknown(name, self.names()) from error
+                raise run_names.unknown(name, self.names()) from error
             if source.name in self._runs:
                 await asyncio.to_thread(source.leave)
             else:
