@@ -24,6 +24,7 @@ from homelab.controller.run.run_record import plan_in, recipe_in
 from homelab.controller.run.state import State
 from homelab.shared.protocol import layout
 from homelab.shared.protocol.request import RunRequest
+from homelab.shared.protocol.run_messages import Reply
 
 _FEW = 8  # attempts
 
@@ -208,7 +209,8 @@ def repair(fleet: Fleet, paths: RunPaths, say: Say) -> None:
     raise damaged(paths, f"{paths.plan_json(max([newest_on_nodes, *attempts(paths)])).relative_to(paths.root)} cannot be read")
 
 
-def refresh(fleet: Fleet, paths: RunPaths, node: str) -> Plan:
-    """The newest plan as a node has it, kept beside the older ones: another controller may have recovered the run."""
-    adoption.take_plans(paths, fleet.agent(node).ask("describe", RunRequest(run=paths.name))["plans"])
+def refresh(fleet: Fleet, paths: RunPaths, replies: Mapping[str, Reply]) -> Plan:
+    """The newest plan of the nodes, kept beside the older ones: another controller may have recovered the run, on some of them."""
+    informed = max(replies.values(), key=lambda reply: reply.run.attempt if reply.run else 0)
+    adoption.take_plans(paths, fleet.agent(informed.node).ask("describe", RunRequest(run=paths.name))["plans"])
     return plan_of(paths)

@@ -72,10 +72,8 @@ def read(fleet: Fleet, paths: RunPaths, rank: int | None, lines: int, attempt: i
     )
     answers, unreachable, _ = node_matching.poll(fleet, request, names)
     replies = poll_reply.parse_replies(answers)
-    if attempt is None and newest_attempt(replies) > number:
-        informed = max(replies.values(), key=lambda reply: reply.run.attempt if reply.run else 0)
-        if run_folder.refresh(fleet, paths, informed.node).attempt > number:
-            return read(fleet, paths, rank, lines)
+    if attempt is None and newest_attempt(replies) > number and run_folder.refresh(fleet, paths, replies).attempt > number:
+        return read(fleet, paths, rank, lines)
     # A node that has not heard of this attempt yet speaks of the one before.
     runs = {name: reply.run for name, reply in replies.items() if reply.run and reply.run.attempt == number}
     current = {name: reply if name in runs else reply.replace(run=None) for name, reply in replies.items()}

@@ -90,7 +90,7 @@ class Watcher:
         self._ask([node.name for node in plan.nodes])
         if newest_attempt(self.replies) > plan.attempt:
             # Another controller recovered this run: its plan is on the nodes.
-            plan = run_folder.refresh(self._fleet, self._paths, next(iter(self.replies.values())).node)
+            plan = run_folder.refresh(self._fleet, self._paths, self.replies)
             self._ask([node.name for node in plan.nodes])
         before = store.read_object(self._paths.state_json).get("state")
         kept = store.state_of(self._paths, plan.attempt)

@@ -268,3 +268,14 @@ def test_who_is_interrupted_while_a_run_recovers_is_told_how_to_look_again(
         assert monitor.until_end(fleet, paths, console=Console(file=said, width=200), options=lambda verb: " --cluster other.toml") == 130
     assert f"continues without the dashboard.\n  to look again: homelab status --cluster other.toml --wait {paths.name}" in said.getvalue()
     assert fleet.verbs(*ENDS) == []
+
+
+def test_a_newer_attempt_is_learned_from_a_node_that_has_a_part_in_it(fleet: FakeFleet, paths: RunPaths) -> None:
+    """Another controller has left out the first node of the plan, which answers all the same."""
+    alone = builders.plan([builders.rank_plan(0, "laptop")], attempt=2)
+    fleet.answer("poll", builders.raw_reply("tower", step=9), ["tower"])
+    fleet.answer("poll", builders.raw_reply("laptop", step=12, attempt=2), ["laptop"])
+    fleet.answer("describe", {"run_json": None, "plans": {"1": PLAN.model_dump(mode="json")}}, ["tower"])
+    fleet.answer("describe", {"run_json": None, "plans": {"2": alone.model_dump(mode="json")}}, ["laptop"])
+    snapshot = monitor.Watcher(fleet, paths).look()
+    assert snapshot.attempt == 2 and [node.name for node in snapshot.nodes] == ["laptop"]
