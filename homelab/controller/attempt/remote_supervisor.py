@@ -27,7 +27,7 @@ from homelab.controller.planning.types import Plan
 from homelab.controller.remote import hostkeys, ship
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.remote.ssh_login import resolve
-from homelab.controller.run import run_folder, store
+from homelab.controller.run import leave_folder, run_folder, store
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol.request import RunRequest
 from homelab.shared.protocol.run_messages import SupervisorReply
@@ -248,7 +248,7 @@ def _code_dir(node: Node) -> str:
 
 
 def _folder_of(paths: RunPaths) -> dict[str, bytes]:
-    """The run's folder without what is this machine's own, and without data files: those were shipped to the nodes."""
+    """The run's folder without what is this machine's own, and without data files: those were shipped to the nodes. Beside it, who wants which node."""
     described = store.read_object(paths.run_json).get("data") or {}
     shipped = {f"code/{entry.get('inside') or entry['name']}" for entry in described.values() if entry and entry.get("sent") == "shipped"}
     content_of = {}
@@ -262,4 +262,7 @@ def _folder_of(paths: RunPaths) -> dict[str, bytes]:
             and ".partial." not in name
         ):
             content_of[f"runs/{paths.name}/{name}"] = file.read_bytes()
+    # As they are here now: a supervisor that was there before may have been told of one that has come back since.
+    for file in (paths.root.parent / leave_folder.NAME).glob("*.json"):
+        content_of[f"runs/{leave_folder.NAME}/{file.name}"] = file.read_bytes()
     return content_of

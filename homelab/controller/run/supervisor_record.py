@@ -68,14 +68,19 @@ def _busy(paths: RunPaths) -> InputError:
     )
 
 
-def valid_history(record: dict[str, Any]) -> dict[str, Any]:
-    """What the next supervisor needs of the last one's words, as far as they are whole."""
+def valid_history(record: dict[str, Any], attempt_now: int | None = None) -> dict[str, Any]:
+    """What the next supervisor needs of the last one's words, as far as they are whole.
+
+    Where the run's attempt is another one than the last supervisor left, a person has recovered it, perhaps from another machine.
+    """
     restarts, step_s, attempt = record.get("restarts"), record.get("step_s"), record.get("attempt")
-    return {
+    history = {
         "restarts": [entry for entry in map(_restart, restarts) if entry] if isinstance(restarts, list) else [],
         "step_s": step_s if isinstance(step_s, int | float) and 0 < step_s < _LONGEST_STEP_S else None,
         "attempt": attempt if isinstance(attempt, int) else None,
     }
+    was_recovered = attempt_now not in (None, history["attempt"]) and record.get("doing") != "recovering"
+    return reset_history(history) if was_recovered else history
 
 
 def reset_history(whole: dict[str, Any]) -> dict[str, Any]:

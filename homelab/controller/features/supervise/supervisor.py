@@ -62,7 +62,7 @@ class Supervisor:
         self._fleet: Fleet | None = None  # kept open from look to look, and handed to a recovery
         self._watcher: monitor.Watcher | None = None  # it knows what was gathered before: a look costs what is new
         supervisor_json = store.read_object(paths.supervisor_json)
-        history = supervisor_record.valid_history(supervisor_json)
+        history = supervisor_record.valid_history(supervisor_json, self._plan.attempt)
         is_same = history["attempt"] == self._plan.attempt
         self._step_times = StepTimeWindow(history["step_s"] if is_same else None)
         # The attempt that the last supervisor was about to start came to its start. (state.json is written by everybody who looks.)
