@@ -69,7 +69,10 @@ def examine(fleet: Fleet, paths: RunPaths, say: Say) -> Examination:
     diagnosis = snapshot.diagnosis or (watcher.diagnosis() if has_failed else None)
     if diagnosis is not None and has_failed:
         diagnosis_store.keep(paths, snapshot.attempt, diagnosis, watcher.unreachable)
-    return Examination(snapshot.attempt, snapshot.state, diagnosis, watcher.unreachable)
+    # Those that cannot be asked have the names of the plan. A machine that has one of them today, and answers, is another one.
+    today = {reply.node for reply in watcher.replies.values()}
+    unreachable = {name: why for name, why in watcher.unreachable.items() if name not in today}
+    return Examination(snapshot.attempt, snapshot.state, diagnosis, unreachable)
 
 
 def examine_failure(
