@@ -16,6 +16,8 @@ from homelab.controller.planning.advice.advice import WIRE_PART
 from homelab.controller.planning.inputs import PlanInputs
 from homelab.controller.planning.types import Choice, Plan
 
+_ENOUGH = 1.05  # times the least part of a step that any batch reaches
+
 
 def settle(inputs: PlanInputs) -> tuple[Recipe, Plan]:
     """The recipe that is launched and its plan. The same recipe where it does not allow more, or the wire needs no more."""
@@ -32,16 +34,22 @@ def settle(inputs: PlanInputs) -> tuple[Recipe, Plan]:
         return recipe, _with(plan, str(batch), f"the network takes {part:.0%} of a step, but global_batch_max allows no whole multiple")
     # Computing grows with the batch, the wire does not: the first guess is right but for rounding.
     factor = max(2, math.ceil((1 - WIRE_PART) / WIRE_PART * plan.time.wire_s / plan.time.compute_s))
-    while True:
-        factor = min(factor, most)
-        raised = times(recipe, factor)
+    tried, more = [(part, recipe, plan)], 1
+    while tried[-1][0] > WIRE_PART:
+        raised = times(recipe, min(factor, most))
         plan = planning.make(dataclasses.replace(inputs, recipe=raised))
         assert plan.time is not None
-        now = plan.time.wire_s / plan.time.step_s
-        if now <= WIRE_PART or factor == most:
+        tried.append((plan.time.wire_s / plan.time.step_s, raised, plan))
+        if factor >= most:
             break
-        factor += 1
-    reached = "" if now <= WIRE_PART else "; less would need more than global_batch_max allows"
+        factor, more = factor + more, 2 * more
+    # Some strategies send all weights for every pass: their part of a step stays, and a larger batch changes the training for nothing.
+    least = max(WIRE_PART, _ENOUGH * min(now for now, _, _ in tried))
+    now, raised, plan = next(entry for entry in tried if entry[0] <= least)
+    if raised is recipe:
+        return recipe, _with(plan, str(batch), f"not raised: the network takes {part:.0%} of a step, and hardly less with {batch * most}")
+    limit = "less would need more than global_batch_max allows" if raised is tried[-1][1] else "a larger batch would hardly lower it"
+    reached = "" if now <= WIRE_PART else f"; {limit}"
     because = f"the network took {part:.0%} of a step with {batch}, and takes {now:.0%} now{reached}"
     warning = f"law: global_batch is {raised.train.global_batch} instead of {batch}, as global_batch_max allows, because {because}; another cluster may choose another"
     plan = _with(plan, str(raised.train.global_batch), because)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from homelab.controller.config.recipe import Recipe, TrainRecipe, parse_recipe
+from homelab.controller.planning import plan as planning
 from homelab.controller.planning.alternatives import global_batch
 from homelab.controller.planning.types import Plan
+from homelab.shared.recipe.parallel import Parallel
 from tests import builders
 from tests.controller.checks import healthy
 from tests.controller.planning.speed.test_speeds import file, with_file
@@ -74,3 +78,14 @@ def test_only_where_it_is_needed_known_and_allowed() -> None:
     assert made.time and any("more than 10% of a step" in line for line in made.time.verdict)
     script = parse_recipe({"script": {"path": "x.py"}})
     assert settled(script, 0.5)[0] is script
+
+
+def test_not_where_each_pass_pays_for_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A larger batch has more passes then: the training would change, and the part of the wire would stay."""
+    plans: list[str] = []
+    monkeypatch.setattr(planning, "make", lambda inputs, make=planning.make: plans.append("") or make(inputs))
+    wanted = recipe(global_batch_max=12 * 4096)
+    wanted = wanted.model_copy(update={"parallel": Parallel(strategy="zero3", micro_batch=4)})
+    found, made = settled(wanted, 0.5)
+    assert found is wanted and not made.warnings and "and hardly less with 49152" in why(made), why(made)
+    assert len(plans) < 20
