@@ -92,15 +92,14 @@ def give_back(fleet: Fleet, runs_dir: Path, one: Leave, say: Say) -> Left:
     leave_folder.write(runs_dir, one)
     runs = _open_runs(runs_dir)
     elsewhere = _told_elsewhere(fleet, runs, one)
-    for paths in runs:
-        if _uses(paths, one.node) and paths.name not in elsewhere:
-            _refuse_unsupervised(paths, one)
+    using = _at_work(fleet, [paths for paths in runs if _uses(paths, one.node) and paths.name not in elsewhere], one.node)
+    for paths in using:
+        _refuse_unsupervised(paths, one)
     goes_on = {}
-    for paths in runs:
-        if _uses(paths, one.node) and paths.name not in elsewhere:
-            team = _free(paths, one, say)
-            if supervisor_lock.is_held(paths):  # else it has ended meanwhile
-                goes_on[paths.name] = team
+    for paths in using:
+        team = _free(paths, one, say)
+        if supervisor_lock.is_held(paths):  # else it has ended meanwhile
+            goes_on[paths.name] = team
     return Left(one.node, one, goes_on, elsewhere)
 
 
@@ -134,6 +133,18 @@ def _plan(paths: RunPaths) -> Plan | None:
 def _uses(paths: RunPaths, node: str) -> bool:
     plan = _plan(paths)
     return plan is not None and node in {other.name for other in plan.nodes}
+
+
+def _at_work(fleet: Fleet, runs: Sequence[RunPaths], node: str) -> list[RunPaths]:
+    """Without those that nobody looks after and of which nothing is on the node: they were left unfinished, and use nothing."""
+    left = [
+        paths
+        for paths in runs
+        if not supervisor_lock.is_held(paths) and not supervisor_record.is_under_way(store.read_object(paths.supervisor_json))
+    ]
+    answer = fleet.ask("runs", names=[node])[0].get(node) if left else None
+    known = {entry["name"]: entry["alive"] or entry["busy"] for entry in answer["runs"]} if answer else {}
+    return [paths for paths in runs if paths not in left or answer is None or known.get(paths.name)]
 
 
 def _told_elsewhere(fleet: Fleet, runs: Sequence[RunPaths], one: Leave) -> dict[str, str]:

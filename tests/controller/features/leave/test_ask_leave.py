@@ -38,6 +38,11 @@ def paths(tmp_path: Path) -> RunPaths:
     return folder
 
 
+def on_node(run: str) -> dict[str, Any]:
+    """What a node says of a run that trains there."""
+    return {"name": run, "created_at": 9.0, "attempt": 1, "alive": True, "exit": None, "final": False, "busy": ""}
+
+
 def say(text: str) -> None:
     """Nobody reads it."""
 
@@ -128,11 +133,21 @@ def test_twice_is_one_leave_with_another_end(fleet: FakeFleet, tmp_path: Path) -
     assert leave_folder.lasting(tmp_path)["tower"] == Leave(node="tower", since=now - 100.0)
 
 
+def test_a_run_that_was_left_unfinished_uses_nothing(fleet: FakeFleet, paths: RunPaths) -> None:
+    """Its machines were switched off, months ago."""
+    fleet.answer("supervisor-look", {"supervisor": None, "owner": {}})
+    store.write_json(paths.supervisor_json, {"wanted": True, "doing": "watching"})
+    began_s = time.monotonic()
+    left = ask_leave.give_back(fleet, paths.root.parent, ask_leave.wish("tower", "", "", time.time()), say)
+    assert ask_leave.lines(left, time.time()) == ["tower is free; no run uses it"] and time.monotonic() - began_s < 5.0
+
+
 def test_a_run_without_a_supervisor_says_what_to_type(fleet: FakeFleet, paths: RunPaths) -> None:
     fleet.answer("supervisor-look", {"supervisor": None, "owner": {}})
+    run = paths.name
+    fleet.answer("runs", {"runs": [on_node(run)]})
     with pytest.raises(HomelabError) as raised:
         ask_leave.give_back(fleet, paths.root.parent, ask_leave.wish("tower", "", "", time.time()), say)
-    run = paths.name
     assert f"{run} has no supervisor here that could leave tower" in raised.value.message
     for command in (f"homelab supervise {run}", f"homelab stop {run}", f"homelab recover {run} --nodes laptop"):
         assert command in raised.value.hint
@@ -154,6 +169,7 @@ def test_a_supervisor_that_is_on_its_way_is_waited_for(fleet: FakeFleet, paths: 
     monkeypatch.setattr(ask_leave, "_LOOK_S", 0.01)
     store.write_json(paths.supervisor_json, {"wanted": True})
     fleet.answer("supervisor-look", {"supervisor": None, "owner": {}})
+    fleet.answer("runs", {"runs": [on_node(paths.name)]})
     looks = iter([False] * 8)
     monkeypatch.setattr(supervisor_lock, "is_held", lambda _: next(looks, True))
     event_log.append(paths, events.given_back(1, "tower", ""))
