@@ -88,7 +88,8 @@ def _energy(fleet: Fleet | None, paths: RunPaths, plans: Mapping[int, Plan]) -> 
         answers, _ = fleet.ask("energies", RunRequest(run=paths.name))
         said.update({node: answer for node, answer in answers.items() if answer["attempts"]})
         if said:
-            store.write_json(paths.energy_json, said)
+            with store.best_effort_write(paths.energy_json):
+                store.write_json(paths.energy_json, said)
     cards: dict[Place, Sequence[CardJoules]] = {}
     for node, entry in said.items():
         try:

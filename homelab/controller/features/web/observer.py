@@ -179,11 +179,17 @@ class Observer:
                 report = await asyncio.to_thread(source.records.report)
                 topic.tell("report", page_values.report(report))
             reported_at_s = float("-inf")  # the first look may bring all that the nodes have measured
+            trouble = "null"  # of the newest report
             while topic.is_shown or await topic.rest(_LINGER_S):
                 began_s = time.process_time()
-                is_over = await self._look(source, topic)
+                is_over = await self._look(source, topic, trouble)
                 if is_over or time.monotonic() - reported_at_s >= _REPORT_S:
-                    newer, reported_at_s = await asyncio.to_thread(source.report), time.monotonic()
+                    reported_at_s = time.monotonic()
+                    try:
+                        newer, trouble = await asyncio.to_thread(source.report), "null"
+                    except HomelabError as error:
+                        newer, trouble = report, _failed(error)
+                        topic.tell("trouble", trouble)
                     if newer is not report:
                         topic.tell("report", page_values.report(newer))
                     report = newer
@@ -197,9 +203,10 @@ class Observer:
         self._runs.pop(name)
         await asyncio.to_thread(source.leave)
 
-    async def _look(self, source: RunSource, topic: Told) -> bool:
-        """Tell the pages what the nodes say; whether nothing more is expected of them soon."""
+    async def _look(self, source: RunSource, topic: Told, otherwise: str) -> bool:
+        """Tell the pages what the nodes say, and the trouble `otherwise` where the look has none; whether nothing more is expected of them soon."""
         if source.is_settled:
+            topic.tell("trouble", otherwise)
             return True
         try:
             snapshot = await asyncio.to_thread(source.look)
@@ -208,7 +215,7 @@ class Observer:
             return True
         topic.tell("run", page_values.run(snapshot, is_asked=True, is_mute=source.records.is_mute))
         topic.tell("logs", page_values.logs(snapshot))
-        topic.tell("trouble", "null")
+        topic.tell("trouble", otherwise)
         return snapshot.is_over
 
     async def _watch_all(self) -> None:

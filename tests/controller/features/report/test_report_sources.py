@@ -32,6 +32,18 @@ def test_a_node_that_is_off_counts_with_what_it_said(tmp_path: Path, device: str
     assert report_sources._energy(fleet, paths, {1: plan}) == both
 
 
+def test_a_disk_that_refuses_the_energy_costs_no_report(tmp_path: Path) -> None:
+    plan = builders.plan(device="cuda")
+    paths = builders.run_folder(tmp_path / "runs", plan=plan)
+    paths.energy_json.mkdir()  # it refuses root, too
+    fleet = FakeFleet(tmp_path / "nodes").answer("energies", {"attempts": {"1": [CARD]}}, list(builders.NAMES))
+    try:
+        assert report_sources._energy(fleet, paths, {1: plan})[1, builders.NAMES[0]][0].joules == CARD.joules
+        assert "it cannot be written" in store.UNWRITTEN[paths.energy_json].message
+    finally:
+        store.UNWRITTEN.pop(paths.energy_json, None)
+
+
 def test_a_damaged_file_is_as_none(tmp_path: Path) -> None:
     paths = builders.run_folder(tmp_path / "runs", plan=builders.plan())
     store.write_json(

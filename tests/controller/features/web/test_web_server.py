@@ -263,6 +263,34 @@ def test_a_mistake_of_ours_is_told_on_the_page_and_in_the_log(
     assert "Traceback" in caplog.text and "in look" in caplog.text and SECRET not in caplog.text
 
 
+def test_a_report_that_cannot_be_made_is_told_until_it_can(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "INTERVAL_S", 0.01)
+    for name, value in (("_OVER_S", 0.01), ("_PART", 0.0)):
+        monkeypatch.setattr(observer, name, value)
+    made, fails = run_source.RunSource.report, [True] * 3
+
+    def report(source: run_source.RunSource) -> Any:
+        if fails and fails.pop():
+            raise HomelabError("the disk refuses", where="energy.json", hint="df -h")
+        return made(source)
+
+    monkeypatch.setattr(run_source.RunSource, "report", report)
+    seen = site.with_runs().observer()
+
+    async def troubles() -> list[str]:
+        said = []
+        follow = seen.follow(DONE)
+        async for kind, text in follow:
+            said += [text] if kind == "trouble" else []
+            if said[-1:] == ["null"] and said[:-1] not in ([], ["null"]):
+                break
+        await follow.aclose()
+        return said
+
+    *before, told, last = [json.loads(text) for text in run_in(seen, asyncio.wait_for(troubles(), 30))]
+    assert told["error"]["message"] == "the disk refuses" and last is None and before in ([], [None])
+
+
 def test_one_look_serves_all_pages_and_none_is_made_without(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitor, "INTERVAL_S", 0.01)
     for name, value in (("_OVER_S", 0.05), ("_PART", 0.0), ("_LINGER_S", 30.0)):
