@@ -87,6 +87,11 @@ class Event:
         return self.kind in ("attempt-started", "attempt-resumed", "attempt-not-started")
 
     @property
+    def ends_all(self) -> bool:
+        """Whether a person has stopped the run, and every node has answered that nothing of it is left."""
+        return self.kind == "stopped" and bool(self.values.get("clean"))
+
+    @property
     def tells_why_not_started(self) -> bool:
         """Whether nothing ran because of it."""
         return self.kind in ("start-failed", "attempt-not-started", "interrupted")

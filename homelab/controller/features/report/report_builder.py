@@ -24,7 +24,7 @@ from homelab.controller.features.report.run_report import Answered, Energy, Give
 from homelab.controller.features.report.timeline import attempt_rows, timeline
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.poll_reply import LineOrEmpty, MomentOrNone, or_none
-from homelab.controller.run import leave
+from homelab.controller.run import events, leave
 from homelab.controller.run.metric_keys import KnownKeys
 from homelab.controller.run.state import FINISHED
 from homelab.controller.run.undone_lines import Undone
@@ -96,7 +96,9 @@ def build(sources: Sources) -> RunReport:
             tokens[line.attempt, line.rank] += line.tokens
     started_at = next((row.started_at for row in attempts if row.started_at is not None), None)
     trained_at = max((line.time for line in lines if line.kind in ("train", "save", "eval")), default=None)
-    ended_at = max((row.ended_at for row in attempts if row.ended_at is not None), default=trained_at)
+    # An attempt that was seen in trouble may train on: while it does, its newest line tells how far the run is.
+    end = attempts[-1].ended_at if attempts and sources.state in {*FINISHED, "lost"} else None
+    ended_at = trained_at if end is None else end
     node_of = {rank.rank: rank.node for rank in plan.ranks} if plan else {}
     used = energy(sources.plans, sources.energy, tokens, sources.price)
     return RunReport(
@@ -111,6 +113,10 @@ def build(sources: Sources) -> RunReport:
 
 def _given_back(sources: Sources, ended_at: float | None) -> tuple[GivenBackRow, ...]:
     end = ended_at if ended_at is not None and sources.state in FINISHED else sources.now
+    if sources.state == "stopped":  # an attempt that has failed may have waited for a node until then
+        said = [(events.read(line), float(line["time"])) for line in sources.events]
+        newest = max(sources.plans, default=None)
+        end = next((time for event, time in said if event.ends_all and event.attempt == newest), end)
     spent = leave.times(sources.events, end)
     return tuple(GivenBackRow(node=node, count=its.count, seconds=its.seconds) for node, its in sorted(spent.items()))
 

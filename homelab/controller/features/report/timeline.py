@@ -49,8 +49,8 @@ def attempt_rows(
         if event.begins_an_attempt and event.attempt is not None:
             current = event.attempt
             began.setdefault(current, time)
-        elif event.kind == "trouble" or (event.kind == "state" and event.values.get("state") in _ENDS):
-            name = "failed" if event.kind == "trouble" else str(event.values["state"])
+        elif event.kind == "trouble" or event.ends_all or (event.kind == "state" and event.values.get("state") in _ENDS):
+            name = {"trouble": "failed", "stopped": "stopped"}.get(event.kind) or str(event.values["state"])
             ended.setdefault(current, (time, name)) if name != "done" else ended.update({current: (time, name)})
     rows = []
     newest = max(plans, default=0)

@@ -21,6 +21,7 @@ from homelab.controller.features.report.downsampling import thinned
 from homelab.controller.features.report.page_tables import Markup, ReportTable
 from homelab.controller.features.report.report_builder import Asked, RunAbout, Sources
 from homelab.controller.features.report.run_report import CurvePoint
+from homelab.controller.run.events import Event, event, given_back, resumed
 from homelab.shared.protocol.rank_messages import Metric
 from homelab.shared.protocol.run_messages import CardJoules
 from tests.controller.dashboard import sample, test_view
@@ -96,6 +97,34 @@ def test_a_loss_beyond_all_scales_is_in_no_picture_and_said(loss: float) -> None
     built = report_builder.build(dataclasses.replace(sources(), metrics=[*sources().metrics, train(21, loss=loss), train(22, loss=1.0)]))
     text = page.render(built)
     assert "not a number in 1 steps, first in step 21" in text and "</svg>" in text
+
+
+DAY_S = 86400.0
+
+
+def told(*events: tuple[float, Event]) -> list[dict[str, Any]]:
+    return [{**event.line(), "time": time} for time, event in events]
+
+
+def test_a_run_that_goes_on_lasts_until_its_newest_line() -> None:
+    plan = sources().plans[1]
+    plans = {1: plan, 2: plan.model_copy(update={"attempt": 2, "resume_step": 10})}
+    lines = [train(10), train(5000, attempt=2, time=1000.0 + 2 * DAY_S)]
+    happened = told(
+        (1000.0, event("attempt-started", 1)), (1600.0, event("trouble", 1, because="killed")), (1700.0, resumed(2, 10, is_program=False))
+    )
+    report = report_builder.build(sources(state="running", metrics=lines, plans=plans, events=happened))
+    assert {row.what: row.happened for row in report.compared}["duration"] == "2 d 0 h" and report.attempts[0].ended_at == 1600.0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_leave_ends_with_the_stop_of_the_run(fails: bool) -> None:
+    happened = told(
+        (1000.0, event("attempt-started", 1)), (1300.0, given_back(1, "tower", "")), *([(1400.0, event("trouble", 1, because="killed"))] if fails else []),
+        (1500.0, event("stopped", 1, clean=False)), (1600.0, event("stopped", 1, clean=True)), (1000.0 + DAY_S, event("stopped", 1, clean=True)),
+    )  # fmt: skip
+    report = report_builder.build(sources(state="stopped", events=happened, now=1000.0 + 9 * DAY_S))
+    assert report.attempts[0].ended_at == (1400.0 if fails else 1600.0) and report.given_back[0].seconds == 300.0
 
 
 def test_what_is_missing_is_said() -> None:
