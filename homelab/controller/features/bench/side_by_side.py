@@ -90,7 +90,7 @@ def side_of(sources: Sources, warmup: int) -> Side:
     return Side(
         run=sources.run, state=sources.state, recipe_hash=sources.about.recipe_hash, settings=_settings(sources), strategy=plan.strategy if plan else "",
         nodes=tuple(node.name for node in plan.nodes) if plan else (), precision=plan.precision if plan else "",
-        measured=measure(lines, plan.world_size, plan.resume_step + warmup) if plan else None, alone_tokens_per_s=_alone(plan),
+        measured=measure([line for line in lines if line.attempt == plan.attempt], plan.world_size, plan.resume_step + warmup) if plan else None, alone_tokens_per_s=_alone(plan),
         kwh_per_million_tokens=whole_j / JOULES_PER_KWH / (tokens / 1e6) if whole_j is not None and tokens else None,
         losses={line.step: line.loss for line in trained if line.rank == 0 and line.step is not None and line.loss is not None},
         # One that diverges has others than numbers, which are neither the lowest nor comparable.

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from homelab.controller.dashboard import words
-from homelab.controller.features.report.curves import by_step, speed_of
+from homelab.controller.features.report.curves import Device, by_step, device_of, devices, speed_of
 from homelab.controller.features.report.run_report import Compared, ShareRow
 from homelab.controller.planning.types import Plan
 from homelab.shared.protocol.rank_messages import Metric
@@ -15,31 +15,36 @@ from homelab.shared.protocol.rank_messages import Metric
 UNKNOWN = "unknown"
 
 
-def shares(plan: Plan | None, lines: Sequence[Metric]) -> tuple[ShareRow, ...]:
-    """The ranks of the newest plan, or those that have trained. `done` counts all steps that are left, of every attempt."""
-    tokens: dict[int, int] = defaultdict(int)
-    memory: dict[int, int] = {}
-    speeds: dict[int, list[float]] = defaultdict(list)
-    for line in lines:
+def shares(plans: Mapping[int, Plan], lines: Sequence[Metric]) -> tuple[ShareRow, ...]:
+    """The ranks of the newest plan, then what has trained before it. `done` counts all steps that are left, of every attempt."""
+    tokens: dict[Device, int] = defaultdict(int)
+    memory: dict[Device, int] = {}
+    speeds: dict[Device, list[float]] = defaultdict(list)
+    last: dict[Device, Metric] = {}
+    for device, line in zip(devices(plans, lines), lines, strict=True):
         if line.kind != "train":
             continue
-        tokens[line.rank] += line.tokens or 0
+        tokens[device] += line.tokens or 0
+        last[device] = line
         if line.memory_bytes is not None:
-            memory[line.rank] = max(memory.get(line.rank, 0), line.memory_bytes)
+            memory[device] = max(memory.get(device, 0), line.memory_bytes)
         if line.tokens and line.compute_s:
-            speeds[line.rank].append(line.tokens / line.compute_s)
+            speeds[device].append(line.tokens / line.compute_s)
+    plan = plans[max(plans)] if plans else None
     total, rows_of_batch = sum(tokens.values()), sum(rank.share for rank in plan.ranks) if plan else 0
-    planned = {rank.rank: rank for rank in plan.ranks} if plan else {}
+    planned = {device_of(rank): rank for rank in plan.ranks} if plan else {}
+    names = {device_of(rank): rank.device_name for _, older in sorted(plans.items()) for rank in older.ranks}
+    before = sorted(tokens.keys() - planned.keys(), key=lambda device: (last[device].rank, device))
     rows = []
-    for number in sorted({*planned, *tokens}):
-        rank = planned.get(number)
+    for device in (*planned, *before):
+        rank = planned.get(device)
         rows.append(
             ShareRow(
-                rank=number, node=rank.node if rank else next((line.node for line in lines if line.rank == number and line.node), ""),
-                device=rank.device_name if rank else "", planned=rank.share / rows_of_batch if rank and rows_of_batch else None,
-                done=tokens[number] / total if total else None, tokens=tokens.get(number),
-                tokens_per_s=statistics.median(speeds[number]) if speeds.get(number) else None,
-                memory_planned_bytes=rank.memory.total_bytes if rank and rank.memory else None, memory_bytes=memory.get(number),
+                rank=rank.rank if rank else None if plan else last[device].rank, node=device[0],
+                device=names.get(device, ""), planned=rank.share / rows_of_batch if rank and rows_of_batch else None,
+                done=tokens.get(device, 0) / total if total else None, tokens=tokens.get(device),
+                tokens_per_s=statistics.median(speeds[device]) if speeds.get(device) else None,
+                memory_planned_bytes=rank.memory.total_bytes if rank and rank.memory else None, memory_bytes=memory.get(device),
             )
         )  # fmt: skip
     return tuple(rows)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from homelab.controller.base.units import gibibytes
 from homelab.controller.features.report.downsampling import rows_of, thinned
 from homelab.controller.features.report.run_report import Curve, CurvePoint, Series, StepRow
+from homelab.controller.planning.types import Plan, RankPlan
 from homelab.shared.protocol.rank_messages import Metric
 
 MOST_ROWS = 120
@@ -15,8 +16,23 @@ _MOST = 1e300  # of a figure: a scale beyond it has ends that are no floats. `ab
 _MOST_EVALUATIONS = 40  # of the rows
 
 
-def curves(lines: Sequence[Metric], node_of: Mapping[int, str]) -> tuple[Curve, ...]:
-    """The charts that have a value. `node_of`: rank -> its node, of the newest plan."""
+Device = tuple[str, str]
+"""A node, and one of its cards or processes: every plan numbers its ranks anew."""
+
+
+def device_of(rank: RankPlan) -> Device:
+    """What stays the same of a rank from one plan to the next."""
+    return rank.node, rank.card or f"{rank.local_rank} {rank.device_name}"
+
+
+def devices(plans: Mapping[int, Plan], lines: Iterable[Metric]) -> list[Device]:
+    """Of each line, through the plan of its attempt; where that cannot be read, by the rank that the line names."""
+    of_rank = {(number, rank.rank): device_of(rank) for number, plan in plans.items() for rank in plan.ranks}
+    return [of_rank.get((line.attempt, line.rank), (line.node, f"rank {line.rank}")) for line in lines]
+
+
+def curves(lines: Sequence[Metric], plans: Mapping[int, Plan]) -> tuple[Curve, ...]:
+    """The charts that have a value. `plans`: by attempt; the memory is that of each device, under its rank in the newest."""
     steps = by_step(lines)
     evaluations = _evaluations(lines)
     losses = {step: loss for step, ranks in steps.items() if (loss := _loss(ranks)) is not None}
@@ -33,7 +49,7 @@ def curves(lines: Sequence[Metric], node_of: Mapping[int, str]) -> tuple[Curve, 
             "tokens/s, all ranks",
             {"all ranks": {step: speed for step, ranks in steps.items() if (speed := speed_of(ranks)) is not None}},
         ),
-        _curve("Memory", "GiB, most so far", _memory(lines, node_of)),
+        _curve("Memory", "GiB, most so far", _memory(lines, plans)),
         _curve("Learning rate", "per step", {"learning rate": _of_first(steps, lambda line: line.learning_rate)}),
     )
     return tuple(chart for chart in charts if chart.series or chart.note)
@@ -93,13 +109,20 @@ def _of_first(steps: Mapping[int, Sequence[Metric]], read: Callable[[Metric], fl
     return {step: value for step, value in values.items() if value is not None}
 
 
-def _memory(lines: Sequence[Metric], node_of: Mapping[int, str]) -> dict[str, dict[int, float]]:
-    """Name of a rank -> its memory by step, in GiB."""
-    ranks: dict[int, dict[int, float]] = defaultdict(dict)
-    for line in lines:
+def _memory(lines: Sequence[Metric], plans: Mapping[int, Plan]) -> dict[str, dict[int, float]]:
+    """Name of a device -> its memory by step, in GiB; those of the newest plan in the order of their ranks."""
+    held: dict[Device, dict[int, float]] = defaultdict(dict)
+    last: dict[Device, int] = {}
+    for device, line in zip(devices(plans, lines), lines, strict=True):
         if line.kind == "train" and line.memory_bytes is not None:
-            ranks[line.rank][line.step] = gibibytes(line.memory_bytes)
-    return {f"rank {rank}" + (f" on {node_of[rank]}" if rank in node_of else ""): ranks[rank] for rank in sorted(ranks)}
+            held[device][line.step] = gibibytes(line.memory_bytes)
+            last[device] = line.rank
+    newest = {device_of(rank): rank.rank for rank in plans[max(plans)].ranks} if plans else {}
+    named: dict[str, dict[int, float]] = {}
+    for device in sorted(held, key=lambda device: (device not in newest, newest.get(device, last[device]))):
+        name = f"rank {newest.get(device, last[device])}" + (f" on {device[0]}" if device[0] else "")
+        named.setdefault(name if device in newest or not plans else f"{name}, earlier", {}).update(held[device])
+    return named
 
 
 def _curve(name: str, unit: str, values: Mapping[str, Mapping[int, float]]) -> Curve:

@@ -118,8 +118,8 @@ def shares(report: RunReport) -> ReportTable:
     ]  # fmt: skip
     rows = [
         (
-            str(row.rank), row.node, row.device, text.percent(row.planned), text.percent(row.done), _share(row.planned, row.done), text.count(row.tokens),
-            text.count(row.tokens_per_s), text.memory(row.memory_planned_bytes), text.memory(row.memory_bytes),
+            text.NONE if row.rank is None else str(row.rank), row.node, row.device, text.percent(row.planned), text.percent(row.done), _share(row.planned, row.done),
+            text.count(row.tokens), text.count(row.tokens_per_s), text.memory(row.memory_planned_bytes), text.memory(row.memory_bytes),
         )
         for row in report.shares
     ]  # fmt: skip

@@ -18,7 +18,7 @@ from homelab.controller.diagnose.cause import Diagnosis
 from homelab.controller.features.profile import over_ranks
 from homelab.controller.features.profile.rank_profile import RankProfile, predicted_bytes
 from homelab.controller.features.report.comparison import compared, shares
-from homelab.controller.features.report.curves import by_step, curves, step_rows
+from homelab.controller.features.report.curves import by_step, curves, device_of, devices, step_rows
 from homelab.controller.features.report.energy_price import Place, energy
 from homelab.controller.features.report.run_report import Answered, Energy, GivenBackRow, MachineRow, Profiled, RunReport
 from homelab.controller.features.report.timeline import attempt_rows, timeline
@@ -99,13 +99,12 @@ def build(sources: Sources) -> RunReport:
     # An attempt that was seen in trouble may train on: while it does, its newest line tells how far the run is.
     end = attempts[-1].ended_at if attempts and sources.state in {*FINISHED, "lost"} else None
     ended_at = trained_at if end is None else end
-    node_of = {rank.rank: rank.node for rank in plan.ranks} if plan else {}
     used = energy(sources.plans, sources.energy, tokens, sources.price)
     return RunReport(
         run=sources.run, state=sources.state, recipe_file=sources.about.recipe_file, made_at=sources.now, utc_offset_s=sources.utc_offset_s,
         created_at=sources.about.created_at, homelab=sources.about.homelab, facts=_facts(sources, plan), missing=(*_missing(sources, lines), *_unmeasured(used, plan)),
-        curves=curves(lines, node_of), steps=step_rows(lines), step_count=len(by_step(lines)), attempts=attempts, timeline=happenings,
-        timeline_left_out=left_out, shares=shares(plan, lines), compared=compared(sources.plans, lines, started_at, ended_at),
+        curves=curves(lines, sources.plans), steps=step_rows(lines), step_count=len(by_step(lines)), attempts=attempts, timeline=happenings,
+        timeline_left_out=left_out, shares=shares(sources.plans, lines), compared=compared(sources.plans, lines, started_at, ended_at),
         energy=used, answers=_answers(sources.asked), machines=_machines(sources, plan),
         profiled=_profiled(sources), given_back=_given_back(sources, ended_at),
     )  # fmt: skip
@@ -146,7 +145,7 @@ def _missing(sources: Sources, lines: Sequence[Metric]) -> tuple[str, ...]:
     said = list(sources.missing)
     if not sources.plans:
         said.append("no plan of the run can be read: shares, machines and the plan's figures are unknown")
-    trained = {line.rank for line in lines if line.kind == "train"}
+    trained = set(devices(sources.plans, [line for line in lines if line.kind == "train"]))
     if not trained:
         is_script = sources.recipe is not None and sources.recipe.model is None
         said.append(
@@ -155,7 +154,7 @@ def _missing(sources: Sources, lines: Sequence[Metric]) -> tuple[str, ...]:
             else "no step was recorded, so there are no curves"
         )
     newest = max(sources.plans, default=0)
-    silent = [str(rank.rank) for rank in sources.plans[newest].ranks if trained and rank.rank not in trained] if newest else []
+    silent = [str(rank.rank) for rank in sources.plans[newest].ranks if trained and device_of(rank) not in trained] if newest else []
     if silent:
         said.append(f"no step of rank {listed(silent)} is here: speeds and shares are those of the other ranks")
     return tuple(said)

@@ -71,9 +71,12 @@ class Happening(DisplayValue):
 
 
 class ShareRow(DisplayValue):
-    """One rank's part of the work. `planned` and `done` are fractions of the tokens; `tokens` are those of the steps that count."""
+    """The part of one card or processor in the work. `rank`: in the newest plan, None for one that has only trained before it.
 
-    rank: int
+    `planned` and `done` are fractions of the tokens; `tokens` are those of the steps that count.
+    """
+
+    rank: int | None
     node: str
     device: str
     planned: float | None

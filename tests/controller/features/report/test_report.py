@@ -24,6 +24,7 @@ from homelab.controller.features.report.run_report import CurvePoint
 from homelab.controller.run.events import Event, event, given_back, resumed
 from homelab.shared.protocol.rank_messages import Metric
 from homelab.shared.protocol.run_messages import CardJoules
+from tests import builders
 from tests.controller.dashboard import sample, test_view
 
 EVIL = "<script>alert(1)</script>"
@@ -97,6 +98,24 @@ def test_a_loss_beyond_all_scales_is_in_no_picture_and_said(loss: float) -> None
     built = report_builder.build(dataclasses.replace(sources(), metrics=[*sources().metrics, train(21, loss=loss), train(22, loss=1.0)]))
     text = page.render(built)
     assert "not a number in 1 steps, first in step 21" in text and "</svg>" in text
+
+
+def test_each_machine_has_its_own_work_when_the_ranks_are_numbered_anew() -> None:
+    """The first plan's rank 0 leaves: rank 1 is rank 0 from then on."""
+    tower, laptop = builders.rank_plan(0, "tower", card="GPU-t"), builders.rank_plan(1, "laptop", card="GPU-l")
+    plans = {
+        1: builders.plan([tower, laptop]),
+        2: builders.plan([laptop.model_copy(update={"rank": 0})], attempt=2, resume_step=10),
+        3: builders.plan([laptop.model_copy(update={"rank": 0}), builders.rank_plan(1, "old")], attempt=3, resume_step=20),
+    }
+    lines = [train(step, rank=rank, memory_bytes=(3 - rank) << 30) for step in range(1, 11) for rank in (0, 1)]
+    lines += [train(step, attempt=2, memory_bytes=2 << 30) for step in range(11, 21)]
+    report = report_builder.build(sources(metrics=lines, plans=plans))
+    assert [(row.rank, row.node, row.tokens) for row in report.shares] == [(0, "laptop", 2000), (1, "old", None), (None, "tower", 1000)]
+    assert [row.memory_bytes for row in report.shares] == [2 << 30, None, 3 << 30] and report.shares[2].device == "RTX 3070 Ti"
+    memory = next(curve for curve in report.curves if curve.name == "Memory")
+    assert [(one.label, len(one.points)) for one in memory.series] == [("rank 0 on laptop", 20), ("rank 0 on tower, earlier", 10)]
+    assert any(said.startswith("no step of rank 1 is here") for said in report.missing) and "tower" in page.render(report)
 
 
 DAY_S = 86400.0
