@@ -16,12 +16,13 @@ from homelab.controller.config.interpreter import for_recipe
 from homelab.controller.config.load import load_recipe
 from homelab.controller.config.suite import Suite
 from homelab.controller.features.bench.cell import Cell
-from homelab.controller.features.bench.measurement import joules_of, measure
+from homelab.controller.features.bench.measurement import measure
 from homelab.controller.features.bench.result import Result, State
 from homelab.controller.features.launch.launch_run import LaunchRequest, launch_run
 from homelab.controller.features.launch.quiet_view import QuietView
 from homelab.controller.features.report import report_sources
-from homelab.controller.features.report.report_builder import Sources, counted
+from homelab.controller.features.report.energy_price import JOULES_PER_KWH
+from homelab.controller.features.report.report_builder import Sources, counted, energy_of
 from homelab.controller.features.status import monitor
 from homelab.controller.features.stop import stop
 from homelab.controller.planning.types import Plan
@@ -113,11 +114,12 @@ class CellRun:
         measured = measure(lines, plan.world_size, self.suite.warmup)
         if measured is None:
             return self._without_measurement(repeat, "failed", "some steps of some ranks are missing", paths)
+        used = energy_of(sources, lines)
         return Result(
             variation=self.cell.variation, strategy=self.cell.strategy, nodes=self.cell.nodes, repeat=repeat, state="done", run=paths.name, tries=tries,
             measured=measured, plan_tokens_per_s=plan.time.tokens_per_s if plan.time else None,
             plan_is_measured=plan.time is not None and plan.time.is_measured and plan.time.wire_is_measured, devices=_devices(plan),
-            versions=_versions(sources), joules=joules_of(sources.energy), precision=plan.precision, ended_at=time.time(),
+            versions=_versions(sources), joules=used.kwh * JOULES_PER_KWH if used.kwh is not None and used.is_complete else None, precision=plan.precision, ended_at=time.time(),
         )  # fmt: skip
 
     def _without_measurement(self, repeat: int, state: State, because: str, paths: RunPaths | None) -> Result:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from homelab.controller.base.models import Value
 from homelab.controller.features.report.curves import by_step
-from homelab.controller.features.report.energy_price import Place
 from homelab.shared.protocol.rank_messages import Metric
-from homelab.shared.protocol.run_messages import CardJoules
 
 
 class Measurement(Value):
@@ -59,9 +57,3 @@ def measure(lines: Sequence[Metric], ranks: int, warmup: int) -> Measurement | N
         step_s_low=min(durations), step_s_high=max(durations), compute=max(0.0, 1 - wire - waiting - (making or 0.0)), wire=wire, wait=waiting, input=making,
         memory_bytes=memory, loss=next((line.loss for line in last if line.loss is not None), None),
     )  # fmt: skip
-
-
-def joules_of(energy: Mapping[Place, Sequence[CardJoules]]) -> float | None:
-    """Of all cards in a whole run; None where one does not tell, or there is none."""
-    told = [card.joules for cards in energy.values() for card in cards]
-    return sum(value for value in told if value is not None) if told and None not in told else None

@@ -11,9 +11,8 @@ from rich.table import Table
 from homelab.controller.base.models import Value
 from homelab.controller.base.units import gibibytes
 from homelab.controller.config.cluster import EnergyPrice
-from homelab.controller.features.bench.measurement import Measurement, joules_of, measure
-from homelab.controller.features.report.energy_price import JOULES_PER_KWH
-from homelab.controller.features.report.report_builder import Sources, counted
+from homelab.controller.features.bench.measurement import Measurement, measure
+from homelab.controller.features.report.report_builder import Sources, counted, energy_of
 from homelab.controller.planning.types import Plan
 
 _HEADINGS = (
@@ -41,8 +40,8 @@ class Side(Value):
     """One run. `losses`: step -> loss over the global batch. `held_out`: step -> loss on the rows that are never trained on.
 
     `measured`: of its last attempt after the warm-up; None where steps are missing.
-    `alone_tokens_per_s`: the sum of what its ranks do alone, where that was measured. `kwh_per_million_tokens`: of the cards, None where one does
-    not tell.
+    `alone_tokens_per_s`: the sum of what its ranks do alone, where that was measured. `kwh_per_million_tokens`: of the ranks' cards, None where
+    one does not tell, or not always.
     """
 
     run: str
@@ -86,12 +85,12 @@ def side_of(sources: Sources, warmup: int) -> Side:
     plan = sources.plans[max(sources.plans)] if sources.plans else None
     trained = [line for line in lines if line.kind == "train"]
     tokens = sum(line.tokens or 0 for line in trained)
-    whole_j = joules_of(sources.energy)
+    used = energy_of(sources, lines)
     return Side(
         run=sources.run, state=sources.state, recipe_hash=sources.about.recipe_hash, settings=_settings(sources), strategy=plan.strategy if plan else "",
         nodes=tuple(node.name for node in plan.nodes) if plan else (), precision=plan.precision if plan else "",
         measured=measure([line for line in lines if line.attempt == plan.attempt], plan.world_size, plan.resume_step + warmup) if plan else None, alone_tokens_per_s=_alone(plan),
-        kwh_per_million_tokens=whole_j / JOULES_PER_KWH / (tokens / 1e6) if whole_j is not None and tokens else None,
+        kwh_per_million_tokens=used.kwh / (tokens / 1e6) if used.kwh is not None and used.is_complete and tokens else None,
         losses={line.step: line.loss for line in trained if line.rank == 0 and line.step is not None and line.loss is not None},
         # One that diverges has others than numbers, which are neither the lowest nor comparable.
         held_out={

@@ -90,16 +90,12 @@ def build(sources: Sources) -> RunReport:
     plan = sources.plans[max(sources.plans)] if sources.plans else None
     attempts = attempt_rows(sources.plans, sources.events, lines, sources.diagnoses, sources.state)
     happenings, left_out = timeline(sources.events, lines)
-    tokens: dict[tuple[int, int], int] = defaultdict(int)
-    for line in lines:
-        if line.kind == "train" and line.tokens is not None:
-            tokens[line.attempt, line.rank] += line.tokens
     started_at = next((row.started_at for row in attempts if row.started_at is not None), None)
     trained_at = max((line.time for line in lines if line.kind in ("train", "save", "eval")), default=None)
     # An attempt that was seen in trouble may train on: while it does, its newest line tells how far the run is.
     end = attempts[-1].ended_at if attempts and sources.state in {*FINISHED, "lost"} else None
     ended_at = trained_at if end is None else end
-    used = energy(sources.plans, sources.energy, tokens, sources.price)
+    used = energy_of(sources, lines)
     return RunReport(
         run=sources.run, state=sources.state, recipe_file=sources.about.recipe_file, made_at=sources.now, utc_offset_s=sources.utc_offset_s,
         created_at=sources.about.created_at, homelab=sources.about.homelab, facts=_facts(sources, plan), missing=(*_missing(sources, lines), *_unmeasured(used, plan)),
@@ -108,6 +104,15 @@ def build(sources: Sources) -> RunReport:
         energy=used, answers=_answers(sources.asked), machines=_machines(sources, plan),
         profiled=_profiled(sources), given_back=_given_back(sources, ended_at),
     )  # fmt: skip
+
+
+def energy_of(sources: Sources, lines: Sequence[Metric]) -> Energy:
+    """What the cards of its ranks used. `lines`: those that count."""
+    tokens: dict[tuple[int, int], int] = defaultdict(int)
+    for line in lines:
+        if line.kind == "train" and line.tokens is not None:
+            tokens[line.attempt, line.rank] += line.tokens
+    return energy(sources.plans, sources.energy, tokens, sources.price)
 
 
 def _given_back(sources: Sources, ended_at: float | None) -> tuple[GivenBackRow, ...]:

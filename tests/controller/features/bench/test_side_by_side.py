@@ -18,6 +18,7 @@ from homelab.controller.features.bench import side_by_side
 from homelab.controller.features.bench.side_by_side import RunComparison, Side
 from homelab.controller.features.report.report_builder import RunAbout, Sources
 from homelab.shared.protocol.rank_messages import Metric
+from homelab.shared.protocol.run_messages import CardJoules
 from tests import builders
 
 
@@ -29,7 +30,7 @@ def side(run: str, losses: Mapping[int, float] | None = None, **changes: Any) ->
     return Side(**{**known, **changes})
 
 
-def sources(run: str, ranks: int, step_s: float, *, joules: float | None = None) -> Sources:
+def sources(run: str, ranks: int, step_s: float) -> Sources:
     """A run of five steps on nodes of one rank each."""
     names = builders.NAMES[:ranks]
     plan = builders.make_plan(builders.cluster(names), builders.recipe(), {}, run=run)
@@ -88,6 +89,20 @@ def test_the_cost_is_in_kwh_and_with_a_price_in_money() -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(*side_by_side.tables(side_by_side.compare([costly]), EnergyPrice(price_per_kwh=0.3, currency="EUR"), console.width))
     assert "0.5 kWh, 0.15 EUR" in console.export_text()
+
+
+def test_the_cost_is_that_of_the_cards_that_trained_and_of_all_of_them() -> None:
+    """5 steps of 120 tokens: 600. A card that cluster.toml leaves out is measured as well."""
+    ranks = [builders.rank_plan(number, name, card=f"GPU-{name}") for number, name in enumerate(builders.NAMES[:2])]
+    known = dataclasses.replace(sources("two", 2, 1.0), plans={1: builders.plan(ranks)})
+    own, other = (
+        [CardJoules(index=0, uuid=f"GPU-{name}", joules=3.6e6, measured_s=60.0), CardJoules(index=1, uuid="GPU-spare", joules=spare_j)]
+        for name, spare_j in zip(builders.NAMES[:2], (9e9, None), strict=True)
+    )
+    first, second_place = ((1, name) for name in builders.NAMES[:2])
+    costs = side_by_side.side_of(dataclasses.replace(known, energy={first: own, second_place: other}), 1).kwh_per_million_tokens
+    assert costs == pytest.approx(2.0 / (600 / 1e6))
+    assert side_by_side.side_of(dataclasses.replace(known, energy={first: own}), 1).kwh_per_million_tokens is None, "one node is off"
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140])
