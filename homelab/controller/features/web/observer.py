@@ -26,6 +26,7 @@ _RUNS_S = 20.0  # between two questions which runs the nodes have
 _LINGER_S = 20.0  # connections stay open so long behind the last page: a page may be loaded again
 _QUIET_S = 15.0  # a stream says a word at least so often, so that both sides notice its end
 _MOST_COMPARED = 6
+_MOST_KEPT = 8  # records of runs that no page shows: those of one take up to 16 MB
 
 
 class Told:
@@ -154,9 +155,16 @@ class Observer:
         here = {paths.name: paths for paths in store.runs_in(self._runs_dir)}
         found = {}
         for name in [name for name in dict.fromkeys(names) if name in here][:_MOST_COMPARED]:
-            records = self._records.setdefault(name, RunRecords(here[name], self._cluster))
+            records = self._records.pop(name) if name in self._records else RunRecords(here[name], self._cluster)
+            self._records[name] = records
             found[name] = (await asyncio.to_thread(records.report)).curves
+        self._forget()
         return page_values.compared(found)
+
+    def _forget(self) -> None:
+        """What was read of runs that no page shows, but of the last few: a server may run for weeks."""
+        for name in [name for name in list(self._records) if name not in self._runs][:-_MOST_KEPT]:
+            self._records.pop(name, None)
 
     async def close(self) -> None:
         """End what is under way, and all connections."""
@@ -201,6 +209,8 @@ class Observer:
         except Exception as error:  # noqa: BLE001 - its folder is damaged, or a mistake of ours: whoever looks at the page has to know
             topic.tell("trouble", _failed(error))
         self._runs.pop(name)
+        self._records[name] = self._records.pop(name, source.records)  # the last that was shown is the last to go
+        self._forget()
         await asyncio.to_thread(source.leave)
 
     async def _look(self, source: RunSource, topic: Told, otherwise: str) -> bool:

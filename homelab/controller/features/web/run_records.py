@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 from typing import cast
@@ -26,12 +27,13 @@ from homelab.shared.protocol.rank_messages import Metric
 
 
 class RunRecords:
-    """The folder of a run, read again where something in it has changed."""
+    """The folder of a run, read again where something in it has changed. A page that shows it and one that compares it ask at the same time."""
 
     def __init__(self, paths: RunPaths, cluster: Cluster) -> None:
         self.paths, self._cluster = paths, cluster
         self.is_long = self.is_mute = False
         self._lines = LineSample(paths)
+        self._reading = threading.Lock()  # two that read on in the same file would have each line twice
         self._stamps: list[tuple[int, int]] = []
         self._report: RunReport | None = None
         self._read: tuple[list[tuple[int, int]], Snapshot] | None = None
@@ -41,25 +43,27 @@ class RunRecords:
 
         Raises HomelabError where its folder is damaged.
         """
-        stamps = self._stamped()
-        if self._read is None or self._read[0] != stamps or self._report is None:
-            few = long_run.glimpse(self.paths)
-            if few is not None:
-                self.is_long = True
-                sources = report_sources.recorded(self.paths, self._cluster, [])
-                return self._snapshot(few), long_run.first_look(report_builder.build(sources), few)
-            few = self._lines.read()
-            self._read = (stamps, self._snapshot(few))
-            self._reported(few, stamps, None)
-        assert self._report is not None
-        return self._read[1], self._report
+        with self._reading:
+            stamps = self._stamped()
+            if self._read is None or self._read[0] != stamps or self._report is None:
+                few = long_run.glimpse(self.paths)
+                if few is not None:
+                    self.is_long = True
+                    sources = report_sources.recorded(self.paths, self._cluster, [])
+                    return self._snapshot(few), long_run.first_look(report_builder.build(sources), few)
+                few = self._lines.read()
+                self._read = (stamps, self._snapshot(few))
+                self._reported(few, stamps, None)
+            assert self._report is not None
+            return self._read[1], self._report
 
     def report(self, fleet: Fleet | None = None) -> RunReport:
         """The report; the same one where nothing has changed. The fleet is asked for the energy of its cards."""
-        stamps = self._stamped()
-        if self._report is not None and stamps == self._stamps and fleet is None:
-            return self._report
-        return self._reported(self._lines.read(), stamps, fleet)
+        with self._reading:
+            stamps = self._stamped()
+            if self._report is not None and stamps == self._stamps and fleet is None:
+                return self._report
+            return self._reported(self._lines.read(), stamps, fleet)
 
     def total_steps(self) -> int | None:
         """As the newest plan has it, or the recipe; None where only the ranks know it."""

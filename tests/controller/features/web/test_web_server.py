@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -13,7 +14,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,10 @@ from homelab.controller.base.errors import HomelabError
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.features.status import monitor, run_index
 from homelab.controller.features.web import observer, run_source
+from homelab.controller.features.web.long_run import LineSample
 from homelab.controller.features.web.observer import Observer
+from homelab.controller.features.web.run_records import RunRecords
+from homelab.controller.run.paths import RunPaths
 from homelab.node.system import utilisation
 from tests import builders
 from tests.fakes import FakeFleet
@@ -220,6 +226,39 @@ def test_the_model_of_a_program_of_ones_own_has_no_chat(site: Site, script: dict
         file.write_text(json.dumps(described))
     told = run_in(seen, events_of(seen, DONE, "logs"))
     assert told["run"]["is_mute"] is (script is not None) and "if (!run.is_mute) part(" in site.get("/", **WITH_COOKIE)[2]
+
+
+def test_two_that_ask_for_one_run_have_each_line_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, meeting, met = LineSample.read, threading.Barrier(2), []
+
+    def reading(sample: LineSample) -> Any:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meeting.wait(1.0)
+            met.append(sample)
+        return read(sample)
+
+    monkeypatch.setattr(LineSample, "read", reading)
+    records = RunRecords(RunPaths(site.with_runs().runs / DONE), site.cluster)
+    with ThreadPoolExecutor(2) as pool:
+        reports = [each.result() for each in (pool.submit(records.report), pool.submit(lambda: records.read()[1]))]
+    assert not met and reports[0].steps == reports[1].steps
+
+
+def test_of_runs_that_no_page_shows_only_a_few_are_kept(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "INTERVAL_S", 0.01)
+    for name, value in (("_MOST_KEPT", 1), ("_OVER_S", 0.0), ("_PART", 0.0), ("_LINGER_S", 0.0)):
+        monkeypatch.setattr(observer, name, value)
+    seen = site.with_runs().observer()
+
+    async def work() -> None:
+        await seen.compared([FAILED, DONE])
+        assert list(seen._records) == [DONE]
+        await events_of(seen, FAILED, "run")
+        while seen._runs:
+            await asyncio.sleep(0.01)
+        assert list(seen._records) == [FAILED]
+
+    run_in(seen, asyncio.wait_for(work(), 30))
 
 
 def test_no_runs_yet(site: Site) -> None:
