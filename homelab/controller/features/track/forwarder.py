@@ -97,6 +97,8 @@ class Forwarder:
         self._certain = look.points if look.is_over else [point for point in look.points if point.step <= look.certain_step]
         if is_over and self._over_since is None:
             self._over_since = now_s
+        elif not is_over and self._over_since is not None:  # it was recovered
+            self._over_since, self.has_given_up = None, False
         if self.has_given_up or now_s < self._next_try or (not sent.due(self._certain, self._sent) and self._sink is None):
             return
         try:

@@ -20,6 +20,7 @@ from homelab.controller.run.events import event
 from homelab.controller.run.paths import RunPaths
 
 _TICK_S = 1.0
+_OVER_S = 60.0  # between two looks at a run that is over, while a tracker does not take the rest: a person may recover it by hand
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,13 @@ def track(fleet: Fleet, paths: RunPaths, wanted: ForwardRequest, say: Say) -> tu
             for forwarder in forwarders:
                 forwarder.bring(look, is_over=is_over, is_patient=wanted.is_patient, now_s=now)
                 _tell(paths, forwarder, told, say)
-            if is_over and all(forwarder.has_ended for forwarder in forwarders):
+            has_ended = is_over and all(forwarder.has_ended for forwarder in forwarders)
+            # A forwarder that a recovery starts ends at once while this one is here: so this one has to see the next attempt.
+            if has_ended and (wanted.once or time.monotonic() - looked <= look.next_s):
                 break
-            time.sleep(_TICK_S)
-            if not is_over and time.monotonic() - looked > look.next_s:
+            if not has_ended:
+                time.sleep(_TICK_S)
+            if not wanted.once and time.monotonic() - looked > (_OVER_S if is_over and not has_ended else look.next_s):
                 look, looked = source.look(), time.monotonic()
                 trouble_since = (trouble_since or looked) if look.trouble else None
                 if line != (line := _line(forwarders, look)):

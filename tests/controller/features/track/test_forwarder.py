@@ -14,7 +14,7 @@ from homelab.controller.features.track import forwarder as forwarder_module
 from homelab.controller.features.track import forwarding
 from homelab.controller.features.track.forwarder import Forwarder
 from homelab.controller.features.track.forwarding import ForwardRequest
-from homelab.controller.features.track.metrics_source import KnownMetrics
+from homelab.controller.features.track.metrics_source import KnownMetrics, MetricsSource
 from homelab.controller.features.track.points import Key, TrackedPoint, points_of
 from homelab.controller.features.track.trackers import TRACKERS, Sink, TrackerJob, TrackerKind
 from homelab.controller.remote.fanout import Fleet
@@ -183,3 +183,33 @@ def test_an_outage_is_told_once_and_one_process_sends(paths: RunPaths, fake: Fak
     assert len(told) == 1 and "where: " in told[0] and "fix:   " in told[0] and said[-1] == "trackio takes the run's metrics again"
     notes = [line["text"] for line in event_log.lines(paths)]
     assert len(notes) == 1 and "the run is not touched" in notes[0]
+
+
+def test_a_run_that_is_recovered_while_its_tracker_is_down_is_sent_to_its_end(
+    paths: RunPaths, fake: FakeTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forwarder_module, "retry_wait_s", lambda _failures: 0.0)
+    for name in ("_TICK_S", "_OVER_S"):
+        monkeypatch.setattr(forwarding, name, 0.0)
+    fake.refusals, stages = 3, [(0, "failed", True), (1, "running", False), (2, "done", True)]
+
+    def looked(_source: MetricsSource) -> KnownMetrics:
+        stage, state, is_over = stages.pop(0) if len(stages) > 1 else stages[0]
+        metric_lines.gather(paths, stage)
+        return KnownMetrics(points_of(lines_of(paths)), state, is_over, certain_step=8, next_s=0.0 if len(stages) > 1 else 60.0)
+
+    monkeypatch.setattr(MetricsSource, "look", looked)
+    with Fleet(builders.cluster()) as fleet:
+        state, _ = forwarding.track(fleet, paths, ForwardRequest(["trackio"], is_patient=True), lambda _text: None)
+    assert state == "done" and fake.runs == {"run": there(paths)} and ("train", 14) in fake.runs["run"]
+
+
+def test_a_tracker_that_was_given_up_at_the_end_is_tried_again_after_a_recovery(paths: RunPaths, fake: FakeTracker) -> None:
+    metric_lines.gather(paths, 0)
+    fake.refusals, forwarder = forwarder_module.TRIES_AFTER_END, Forwarder(paths, "trackio", again=False)
+    for now_s in range(0, 4000, 400):
+        bring(forwarder, look(paths, is_over=True), now_s)
+    assert forwarder.has_given_up
+    metric_lines.gather(paths, 1)
+    bring(forwarder, look(paths, certain_step=7), 5000.0)
+    assert forwarder.problem is None and ("train", 7) in fake.runs["run"]
