@@ -8,7 +8,6 @@ from __future__ import annotations
 import hmac
 import ipaddress
 from collections.abc import Collection
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs
 
 from starlette.responses import PlainTextResponse
@@ -56,7 +55,7 @@ class PageGuard:
         if given and self._is_token(given):
             cookie = f"{self._cookie}={self._token}; HttpOnly; SameSite=Strict; Path=/"
             added.append((b"set-cookie", cookie.encode()))
-        elif not self._is_token(self._kept(headers.get(b"cookie", b""))):
+        elif not self._has_kept(headers.get(b"cookie", b"")):
             await PlainTextResponse(_NO_TOKEN, 403)(scope, receive, guarded)
             return
         await self._app(scope, receive, guarded)
@@ -64,12 +63,13 @@ class PageGuard:
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode())
 
-    def _kept(self, header: bytes) -> str:
-        try:
-            cookies = SimpleCookie(header.decode("latin-1"))
-        except CookieError:
-            return ""
-        return cookies[self._cookie].value if self._cookie in cookies else ""
+    def _has_kept(self, header: bytes) -> bool:
+        # Not `SimpleCookie`: other programs of this machine set cookies for all of its ports, and one that it cannot read hides all others.
+        for cookie in header.decode("latin-1").split(";"):
+            name, _, value = cookie.strip().partition("=")
+            if name == self._cookie and self._is_token(value):
+                return True
+        return False
 
 
 def host_of(header: bytes) -> str:

@@ -124,6 +124,11 @@ def test_the_token_becomes_a_cookie(site: Site) -> None:
     )
 
 
+@pytest.mark.parametrize("others", ['state={"a":1}; ', "a b=c; ", "homelab-1=of another server; ", "=; ;"])
+def test_cookies_of_other_programs_hide_none_of_ours(site: Site, others: str) -> None:
+    assert site.get("/", cookie=f"{others}homelab-1={TOKEN}; more=[1]")[0] == 200
+
+
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:8808", "", "192.168.1.5", "[::2]:8808", "localhost.evil"])
 def test_another_name_is_refused_even_with_the_token(site: Site, host: str) -> None:
     status, headers, body = site.get(f"/?token={TOKEN}", host=host, **WITH_COOKIE)
