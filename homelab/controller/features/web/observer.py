@@ -112,8 +112,11 @@ class Observer:
             return source.name
 
     def names(self) -> list[str]:
-        """The runs of this machine, the newest first."""
-        return [row.name for row in run_index.kept_here(self._runs_dir)]
+        """The runs of this machine, the newest first; none while their folder cannot be read, which the error that is told then says."""
+        try:
+            return [row.name for row in run_index.kept_here(self._runs_dir)]
+        except HomelabError:
+            return []
 
     async def follow(self, name: str | None) -> AsyncGenerator[tuple[str, str], None]:
         """(kind, text) of every event about all runs, and about the one that `run` has found, until the page leaves; ("", "") says only that we are there."""
@@ -233,9 +236,14 @@ class Observer:
         topic, fleet = self._all, Fleet(self._cluster)
         try:
             while topic.is_shown:
-                self._tell_all(await asyncio.to_thread(run_index.kept_here, self._runs_dir), None)
-                index = await asyncio.to_thread(run_index.all_runs, fleet, self._runs_dir, lambda text: None)
-                self._tell_all(index.rows, {name: error.message for name, error in index.unreachable.items()})
+                try:
+                    self._tell_all(await asyncio.to_thread(run_index.kept_here, self._runs_dir), None)
+                    index = await asyncio.to_thread(run_index.all_runs, fleet, self._runs_dir, lambda text: None)
+                except HomelabError as error:  # the folder of the runs cannot be read, as after a sleep: it may be again
+                    topic.tell("trouble of all", _failed(error))
+                else:
+                    self._tell_all(index.rows, {name: error.message for name, error in index.unreachable.items()})
+                    topic.tell("trouble of all", "null")
                 await asyncio.sleep(_RUNS_S)
         except Exception as error:  # noqa: BLE001 - as in _watch
             topic.tell("trouble of all", _failed(error))

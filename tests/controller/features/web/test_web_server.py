@@ -281,6 +281,47 @@ def test_a_damaged_folder_is_told(site: Site) -> None:
     assert "this run's folder is damaged" in said and "mv " in said
 
 
+@pytest.fixture
+def unreadable(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """The folder of the runs cannot be listed until this is empty. Of root, every folder can be read."""
+    listed, fails = run_index.kept_here, [True]
+
+    def kept_here(runs_dir: Path) -> Any:
+        if fails:
+            raise HomelabError("the runs in it cannot be listed: Stale file handle", where=str(runs_dir), hint="ls")
+        return listed(runs_dir)
+
+    monkeypatch.setattr(run_index, "kept_here", kept_here)
+    return fails
+
+
+def test_trouble_with_the_folder_of_the_runs_ends_with_it(site: Site, monkeypatch: pytest.MonkeyPatch, unreadable: list[bool]) -> None:
+    monkeypatch.setattr(observer, "_RUNS_S", 0.01)
+    seen = site.with_runs().observer()
+
+    async def told() -> tuple[str, dict[str, Any]]:
+        found = dict[str, str]()
+        follow = seen.follow(None)
+        async for kind, text in follow:
+            found[kind] = text
+            if kind == "trouble of all" and unreadable:
+                assert "Stale file handle" in text
+                unreadable.clear()
+            if "overview" in found and found["trouble of all"] == "null":
+                break
+        await follow.aclose()
+        return found["trouble of all"], json.loads(found["overview"])
+
+    trouble, overview = run_in(seen, asyncio.wait_for(told(), 30))
+    assert trouble == "null" and [run["name"] for run in overview["runs"]] == [DONE, FAILED]
+
+
+def test_a_run_that_is_refused_while_no_run_can_be_listed_says_why(site: Site, unreadable: list[bool]) -> None:
+    said = site.with_runs().get("/live?run=nothing", **WITH_COOKIE)[2]
+    told = json.loads(said.partition("event: refused\ndata: ")[2].partition("\n")[0])
+    assert told["runs"] == [] and told["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "broken"), [(DONE, "trouble", (monitor.Watcher, "look")), (None, "trouble of all", (run_index, "all_runs"))]
 )
