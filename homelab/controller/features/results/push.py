@@ -70,20 +70,22 @@ def push(fleet: Fleet, paths: RunPaths, place: Path, wanted: PushRequest, say: S
 
 
 def _copy(place: Path, folder: Path, local_base: str | None, base: str | None) -> list[str]:
-    """The fetched files as they are uploaded, hard links where they can be; this machine's and the nodes' folders are in none of them."""
-    folder.mkdir()
-    names = sorted(
-        path.name for path in place.iterdir() if path.is_file() and path.name != receive.RECORD and not path.name.startswith(".")
-    )
+    """The fetched files as they are uploaded, hard links where they can be; this machine's and the nodes' folders are in none of them.
+
+    Their names, below `place`: what a program of one's own has saved may lie in folders.
+    """
+    found = [path.relative_to(place) for path in place.rglob("*") if path.is_file()]
+    names = sorted(str(path) for path in found if str(path) != receive.RECORD and not any(part.startswith(".") for part in path.parts))
     for name in names:
         source, target = place / name, folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
         if base and source.suffix in _TEXT_FILES:
             text = source.read_text(encoding="utf-8", errors="surrogateescape")
             old = {local_base} if local_base else set()
-            if name == "adapter_config.json":
+            if source.name == "adapter_config.json":
                 old.add(_base_of(text, source))
             text = with_hub_name(text, old, base)
-            target.write_text(in_card(text, base) if name == "README.md" else text, encoding="utf-8", errors="surrogateescape")
+            target.write_text(in_card(text, base) if source.name == "README.md" else text, encoding="utf-8", errors="surrogateescape")
             continue
         try:
             os.link(source, target)

@@ -141,6 +141,21 @@ def test_the_files_are_there_and_name_the_base_as_the_hub_does(fleet: FakeFleet,
     assert pushed(fleet, tmp_path, is_public=True).files == done.files and is_private(server) is False, "once more"
 
 
+def test_what_a_program_has_saved_in_folders_is_uploaded_in_them(tmp_path: Path) -> None:
+    place, folder = tmp_path / "x", tmp_path / "model"
+    texts = {
+        "fetched.json": "{}", "notes.txt": "n", "step-10/tokenizer/vocab.json": "/m/base", "step-10/fetched.json": "{}", ".cache/a.json": "{}",
+        "step-10/.lock": "",
+    }  # fmt: skip
+    for name, text in texts.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(text)
+    names = push._copy(place, folder, "/m/base", "org/base")
+    assert names == ["notes.txt", "step-10/fetched.json", "step-10/tokenizer/vocab.json"]
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == set(names)
+    assert (folder / "step-10/tokenizer/vocab.json").read_text() == "org/base"
+
+
 def test_an_adapter_of_an_earlier_version_names_its_base_on_the_hub_all_the_same(
     fleet: FakeFleet, server: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
