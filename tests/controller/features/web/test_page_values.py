@@ -112,6 +112,12 @@ def test_the_page_can_put_a_text_in_no_other_way() -> None:
     assert set(re.findall(r"https?://[^\"\s]+", PAGE)) == {"http://www.w3.org/2000/svg"} and "url(" not in PAGE and "@import" not in PAGE
 
 
+def test_a_tab_that_is_hidden_from_the_start_pauses_as_well() -> None:
+    """No event tells a page that it was opened in the background: what pauses it also runs once behind the first stream."""
+    handler = re.search(r'addEventListener\("visibilitychange", (\w+)\)', PAGE)
+    assert handler and re.search(rf"^listen\(\);\n{handler[1]}\(\);", PAGE, re.MULTILINE)
+
+
 def test_everything_has_an_end() -> None:
     snapshot = sample.snapshot()
     row, event, node = snapshot.ranks[0], snapshot.events[0], snapshot.nodes[0]
