@@ -67,6 +67,7 @@ def command(
     cells = cells_of(loaded, {node.name: max(1, len(node.gpus)) for node in machines.nodes})
     folder = BenchmarkFolder(output or Path("bench") / suite.stem)
     again = f"homelab bench {shlex.quote(str(suite))}{f' --output {shlex.quote(str(output))}' if output else ''}"
+    again += common.same_options(cluster)
     if dry_run:
         if as_json:
             common.print_json(

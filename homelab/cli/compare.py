@@ -59,7 +59,7 @@ def command(
     for table in side_by_side.tables(compared, loaded.energy, console.width):
         console.print()
         console.print(table)
-    terminal.echo(f"Next: {homelab('report', sides[0].run)}")
+    terminal.echo(f"Next: {homelab('report', sides[0].run)}{common.same_options(cluster, runs_dir)}")
     return 0
 
 

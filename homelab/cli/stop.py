@@ -38,8 +38,8 @@ def command(
         next_words = (
             "The run was done already: homelab status" if outcome.was_done else "To continue from its newest checkpoint: homelab recover"
         )
-        next_line = f"{next_words} {paths.name}{common.same_options(cluster, runs_dir)}"
-        for line in (*([f"{paths.name}:"] if run is None else []), *outcome.lines(), next_line):
+        options = common.same_options(cluster, runs_dir)
+        for line in (*([f"{paths.name}:"] if run is None else []), *outcome.lines(options), f"{next_words} {paths.name}{options}"):
             terminal.echo(line)
     return outcome.exit_code
 
@@ -56,7 +56,7 @@ def _orphans(loaded: Cluster, runs_dir: Path, options: str, as_json: bool) -> in
         common.print_json({"ended": [outcome.as_dict() for outcome in ended], "kept": kept, "unreachable": silent, "mended": repaired})
     else:
         for outcome in ended:
-            for line in (f"{outcome.run} was over:", *outcome.lines()):
+            for line in (f"{outcome.run} was over:", *outcome.lines(options)):
                 terminal.echo(line)
         for line in repaired:
             terminal.echo(line)

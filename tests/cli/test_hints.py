@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from homelab.controller.base import hint
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.hint import Command, Hint, chain, for_recipe, homelab, with_options
 from homelab.controller.checks.evidence import Finding
-from tests.cli.conftest import SCRIPT
+from tests.cli.conftest import LAW, SCRIPT
 
 pytestmark = pytest.mark.timeout(200)
+RUNS = Path(__file__).parents[1] / "fixtures" / "older_runs" / "controller"
 Said = Callable[..., tuple[str, str]]
 
 
@@ -84,6 +86,20 @@ def test_what_was_named_by_hand_is_named_again(said: Said) -> None:
     assert "run again: homelab preflight script.toml --cluster other.toml\n" in out
     _, err = said("recover", "--nodes", "b", "--cluster", "other.toml", "--runs-dir", "runs", code=2)
     assert err.endswith("fix:   homelab preflight --cluster other.toml --nodes a\n"), "preflight has no --runs-dir"
+
+
+def test_what_follows_names_the_files_that_were_named_by_hand(said: Said) -> None:
+    shutil.copytree(RUNS, "kept")
+    first, second = "2026-11-26-0158-demo", "2026-11-26-0157-alone"
+    named = ("--cluster", "other.toml", "--runs-dir", "kept")
+    out, _ = said("compare", first, second, *named)
+    assert out.endswith(f"Next: homelab report {first} --cluster other.toml --runs-dir kept\n")
+    out, _ = said("stop", first, *named, code=3)
+    assert f"When it is back: homelab stop {first} --cluster other.toml --runs-dir kept\n" in out
+    Path("law.toml").write_text(LAW)
+    Path("suite.toml").write_text('recipe = "law.toml"\n')
+    out, _ = said("bench", "suite.toml", "--dry-run", "--cluster", "other.toml")
+    assert out.endswith("Next: homelab bench suite.toml --cluster other.toml\n")
 
 
 def test_a_run_in_the_default_folder_that_the_environment_does_not_mean(said: Said) -> None:

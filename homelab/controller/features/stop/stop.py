@@ -48,8 +48,8 @@ class StopOutcome:
         """0 when verified on every node, 1 when something is left, 3 when a node could not be asked."""
         return EXIT_FAILED if self.left else EXIT_UNREACHABLE if self.unreachable else EXIT_DONE
 
-    def lines(self) -> list[str]:
-        """For people."""
+    def lines(self, options: str = "") -> list[str]:
+        """For people. `options`: of a following command, as shell text."""
         lines = []
         for name, answer in self.ended.items():
             then = [part for part in answer.get("as_nodes", ()) if part != name]
@@ -66,7 +66,9 @@ class StopOutcome:
         if self.held:
             lines.append(self.held)
         for node, error in self.unreachable.items():
-            lines.append(f"{node}: could not be asked ({error.message}); it may still be running. When it is back: homelab stop {self.run}")
+            lines.append(
+                f"{node}: could not be asked ({error.message}); it may still be running. When it is back: homelab stop {self.run}{options}"
+            )
         return lines
 
     def as_dict(self) -> dict[str, Any]:
