@@ -219,6 +219,11 @@ class Observer:
     async def _look(self, source: RunSource, topic: Told, otherwise: str) -> bool:
         """Tell the pages what the nodes say, and the trouble `otherwise` where the look has none; whether nothing more is expected of them soon."""
         if source.is_settled:
+            if "logs" not in topic.events:  # the only thing that the records do not have
+                try:
+                    topic.tell("logs", await asyncio.to_thread(source.logs, None))
+                except HomelabError as error:
+                    otherwise = _failed(error)
             topic.tell("trouble", otherwise)
             return True
         try:

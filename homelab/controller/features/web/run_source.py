@@ -55,8 +55,8 @@ class RunSource:
         self._energy_at_s = time.monotonic() if is_due else self._energy_at_s
         return self.records.report(self._fleet if is_due else None)
 
-    def logs(self, attempt: int) -> str:
-        """The logs of an attempt. Raises InputError where there is no such attempt."""
+    def logs(self, attempt: int | None) -> str:
+        """The logs of an attempt, None: of the newest. Raises InputError where there is no such attempt."""
         found = logs.read(self._fleet, self.records.paths, None, _LINES, attempt)
         ranks = {number: (log.node, [*log.stdout, *log.stderr]) for number, log in found.ranks.items()}
         return page_values.logs_of(ranks, found.attempt, found.newest_attempt, found.unreachable)

@@ -210,6 +210,14 @@ def test_a_run_with_a_kill_and_a_recovery(site: Site) -> None:
     assert {name: curve["series"][0]["label"] for name, curve in compared["runs"].items()} == {DONE: "training", FAILED: "training"}
 
 
+def test_a_long_run_that_is_done_has_its_logs_without_its_metrics(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_source.RunSource, "is_settled", property(lambda source: True))
+    monkeypatch.setattr(monitor.Watcher, "look", lambda watcher: pytest.fail("its nodes would read all of its metrics"))
+    seen = site.with_runs().observer()
+    told = run_in(seen, events_of(seen, DONE, "trouble"))
+    assert told["logs"]["attempt"] == 2 and [rank[0] for rank in told["logs"]["ranks"]] == [0, 1] and told["trouble"] is None
+
+
 def test_a_run_whose_nodes_are_off_is_read_from_the_records(site: Site) -> None:
     seen = site.with_runs().observer()
     for node in site.fleet.nodes.values():
