@@ -117,9 +117,15 @@ def build_of(loaded: Any, stored: quantisation.Stored | None, method: dict[str, 
     inspection.let_cache(model, False)
     if train["gradient_checkpointing"]:
         enable_checkpointing(model)
-    if train.get("fused_loss"):
-        # the number is not known before the data is read: count every token as one with a loss
-        fused_loss.install(model, labelled_only=False)
+    fused = train.get("fused_loss")
+    # As `build.load_model` decides it, as far as a model without weights tells.
+    if fused and not (fused == "auto" and fused_loss.scale_of(model)):
+        try:
+            # the number is not known before the data is read: count every token as one with a loss
+            fused_loss.install(model, labelled_only=False)
+        except WorkerError:
+            if fused != "auto":
+                raise
     return add_adapters(model, settings, int(train["seed"])) if kind != "full" else model
 
 

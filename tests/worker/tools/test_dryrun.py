@@ -81,6 +81,19 @@ def really(folder: Path, how: dict[str, Any], settings: dict[str, Any], precisio
     return memory_dry_run.follow(model, batch, how, settings, precision=precision, device="cpu", optimizer=RealStep)
 
 
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_all_logits_are_counted_where_the_worker_has_them_all(scale: float) -> None:
+    """[train] fused_loss = "auto" has no effect on a model that scales its logits."""
+    config = {**CONFIG, "model_type": "granite", "logits_scaling": scale, "vocab_size": 30_000}
+    auto, never = (
+        memory_dry_run.dry_run(
+            config, method("lora"), {**train(600, False, False), "fused_loss": fused}, Situation("cpu", "fp32", 1, False)
+        )
+        for fused in ("auto", False)
+    )
+    assert (auto["peak_bytes"] == never["peak_bytes"]) is (scale != 1)
+
+
 # (method, precision, tokens, rows, checkpointing, fused loss)
 GRID = [
     ("lora", "bf16", 96, 1, True, True),
