@@ -176,7 +176,7 @@ def load(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, ca
     """The model at `path` as it was trained on, with what `trained_folder` found. `card` None: on the CPU. `dtype` None: that of the training, whose
     quantised base may lie on this node."""
     from homelab.worker.checkpoints.weights import load_adapter, load_weights
-    from homelab.worker.model import quantised_cache, stored_weights
+    from homelab.worker.model import quantised_cache, stored_weights, trained_weights
     from homelab.worker.model.build import add_adapters, load_base
     from homelab.worker.model.pretrained import DTYPES
 
@@ -198,6 +198,7 @@ def load(run: dict[str, Any], run_dir: Path, path: str, trained: Path | None, ca
         return load_adapter(model, trained)
     if method["kind"] != "full":
         model = add_adapters(model, section(Method, run["recipe"]), int(run["recipe"]["train"]["seed"]))
+    trained_weights.freeze_unreached(model, lambda _: None)  # as in the training: a checkpoint has only what is trained
     load_weights(model, trained)
     return model
 

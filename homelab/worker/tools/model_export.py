@@ -1,7 +1,8 @@
 """python -m homelab.worker.tools.model_export: a checkpoint in the format of final/, so that it can be fetched, merged and served.
 
 Reads one JSON object from standard input, {"run_dir", "step"}, and prints {"made": {"folder"}} as its last line. The weights are those of
-the checkpoint, bit for bit; the base model's own weights are not read (it is built without any), so this takes seconds.
+the checkpoint, bit for bit. The base model's own weights are not read (it is built without any), so this takes seconds; only what a training of all
+weights has left frozen, the tower for images, is taken from them.
 """
 
 from __future__ import annotations
@@ -71,13 +72,7 @@ def _write(run: dict[str, Any], task: Task, checkpoint: Path, partial: Path) -> 
         dtype = DTYPES[task.precision]
         model.load_state_dict({name: tensor.to(dtype) for name, tensor in saved.items()}, strict=False, assign=True)
         model.tie_weights()
-        left = [name for name, weight in model.named_parameters() if weight.is_meta]
-        if left:
-            raise WorkerError(
-                f"the checkpoint does not fit this model: {left[0]} is missing",
-                where=str(checkpoint),
-                hint="copy the model's folder to this node again",
-            )
+        _take_frozen(model, path, run["recipe"]["model"].get("revision"), dtype, checkpoint)
         saving.save_whole(model, partial)
     else:
         with torch.device("meta"):
@@ -94,6 +89,23 @@ def _write(run: dict[str, Any], task: Task, checkpoint: Path, partial: Path) -> 
     (partial / FILE).write_text(curves.text(), encoding="utf-8")
     card = model_card(task, curves, task.resume_step, is_moved_by_peft=is_moved)
     (partial / result_files.CARD).write_text(card, encoding="utf-8")
+
+
+def _take_frozen(model: Any, path: str, revision: str | None, dtype: Any, checkpoint: Path) -> None:
+    """Give the model the weights that its training has left as they are in the base. Raises WorkerError where the checkpoint lacks another one."""
+    from homelab.worker.model import inspection
+    from homelab.worker.model.build import load_base
+
+    left = [name for name, weight in model.named_parameters() if weight.is_meta]
+    if not left:
+        return
+    base = load_base(path, revision, None, dtype, None, "this node")
+    if lost := sorted({*left} - {*inspection.without_gradient(base)}):
+        raise WorkerError(
+            f"the checkpoint does not fit this model: {lost[0]} is missing", where=str(checkpoint), hint="copy the model's folder to this node again"
+        )  # fmt: skip
+    weights = dict(base.named_parameters())
+    model.load_state_dict({name: weights[name].detach() for name in left}, strict=False, assign=True)
 
 
 def main() -> int:

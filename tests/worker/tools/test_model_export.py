@@ -17,8 +17,9 @@ from homelab.worker.checkpoints.tensor_files import writers_of
 from homelab.worker.checkpoints.weights import WEIGHTS, trained
 from homelab.worker.errors import WorkerError
 from homelab.worker.model.build import load_base, load_model
-from homelab.worker.tools import model_export, run_model
+from homelab.worker.tools import chat, model_export, run_model
 from tests.worker import harness
+from tests.worker.model import tiny_models
 
 
 @pytest.mark.parametrize("kind", ["lora", "full"])
@@ -45,6 +46,34 @@ def test_it_is_what_final_would_be(tmp_path: Path, model: Path, data: Path, kind
         asked = PeftModel.from_pretrained(load_base(str(model), None, None, torch.float32, None, ""), run_dir / "exports/step-00000003")
         tokens = torch.arange(3, 20).view(1, -1)
         assert torch.equal(asked.eval()(input_ids=tokens).logits, built.eval()(input_ids=tokens).logits)
+
+
+@pytest.mark.timeout(120)
+def test_a_checkpoint_of_a_model_that_sees_is_fetched_and_asked_with_the_tower_of_its_base(
+    tmp_path: Path, tokenizer: Any, data: Path
+) -> None:
+    sees = tiny_models.folder("gemma3", tmp_path / "gemma3", tokenizer)
+    run_dir = harness.make_run(tmp_path / "run", sees, data, method__kind="full")
+    harness.make_plan(run_dir, 1, [12])
+    run = run_model.read_run(run_dir)
+    built = load_model(run_model.task_of(run, run_dir), str(sees), lambda note: None)
+    with torch.no_grad():
+        for weight in trained(built).values():
+            weight.add_(0.01)
+    held = trained(built)
+    assert not any("vision_tower" in name for name in held)
+    folder = checkpoint_folder.write(run_dir / "checkpoints", 3, run["recipe_hash"], writers_of({WEIGHTS: held}))
+    exported = load_base(str(run_dir / model_export.export(run_dir, 3)), None, None, torch.float32, None, "")
+    asked = chat.load(run, run_dir, str(sees), folder, None)
+    for found in (exported, asked):
+        weights = dict(found.named_parameters())
+        assert all(torch.equal(weights[name], weight) for name, weight in built.named_parameters())
+    lost = next(name for name in held if "layers.1" in name)
+    checkpoint_folder.write(
+        run_dir / "checkpoints", 4, run["recipe_hash"], writers_of({WEIGHTS: {name: held[name] for name in held if name != lost}})
+    )
+    with pytest.raises(WorkerError, match=f"{lost} is missing"):
+        model_export.export(run_dir, 4)
 
 
 def test_adapters_that_score_are_what_final_would_be(tmp_path: Path, model: Path, data: Path) -> None:
