@@ -149,13 +149,16 @@ def _place(task: Task, path: str, dtype: Any, tokens: int) -> footprint.Place:
     stage, streaming = task.stage, task.streaming
     if stage is not None and streaming is not None:  # of the streamed layers, the device holds as many as there are places
         stage = dataclasses.replace(stage, end=stage.end - max(0, streaming.layers - streaming.places))
-    needed = footprint.answer_bytes(
-        path, task.model.revision, quantisation=stored_weights.wanted(task.method), dtype=dtype, tokens=tokens, added_bytes=0, stage=stage
-    )
+    reckoned = functools.partial(
+        footprint.answer_bytes, path, task.model.revision, quantisation=stored_weights.wanted(task.method), dtype=dtype, tokens=tokens, added_bytes=0
+    )  # fmt: skip
+    needed = reckoned(stage=stage)
     cards = []
     if task.device == "cuda" and torch.cuda.is_available() and task.local_rank < torch.cuda.device_count():
         free_bytes = torch.cuda.mem_get_info(task.local_rank)[0]
         cards = [footprint.RoomOnCard(task.local_rank, torch.cuda.get_device_name(task.local_rank), free_bytes)]
+    if streaming is not None and task.device == "cuda" and not any(needed is None or needed <= card.free_bytes for card in cards):
+        needed = reckoned(stage=task.stage)  # nothing streams to a CPU beside a card: RAM would hold every layer
     ram_bytes = available_bytes()
     ram_bytes = None if ram_bytes is None else ram_bytes // task.nodes.count(task.node)
     return footprint.choose(needed, cards, ram_bytes, run=str(task.run.get("name") or "RUN"), model=f"{path}, {_named(task)}")
