@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,10 +40,9 @@ def _of_file(role: str, path: Path) -> InputError | None:
         return None
     try:
         return _of_text(path.suffix, rows.decode("utf-8-sig"), is_whole, where)
-    except UnicodeDecodeError as error:
-        return InputError(
-            f"the file is not UTF-8: {error.reason} at byte {error.start}", where=where, hint=file_kind.converted(path, "latin1")
-        )
+    except UnicodeDecodeError:
+        problem, line, fix = file_kind.undecodable(path, io.BytesIO(rows))
+        return InputError(problem, where=f"{where}, line {line}", hint=fix)
 
 
 def _of_text(suffix: str, text: str, is_whole: bool, where: str) -> InputError | None:

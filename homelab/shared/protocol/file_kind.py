@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
 FIRST_BYTES = 512
@@ -84,10 +88,28 @@ def unmask(path: Path, first: bytes) -> tuple[str, str] | None:
     return f"{encoding} text, not UTF-8", converted(path, encoding)
 
 
-def converted(path: Path, encoding: str) -> str:
+def converted(path: Path, encoding: str, options: str = "") -> str:
     """The command that writes the text of `path` as UTF-8 beside it, and what follows. It runs in every folder, whatever the file is called."""
     target = shlex.quote(str(path.with_name(f"utf8-{path.name}")))
-    return f"iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > {target}, and name that file in the recipe"
+    return f"iconv {options}-f {encoding} -t UTF-8 {shlex.quote(str(path))} > {target}, and name that file in the recipe"
+
+
+def undecodable(path: Path, lines: Iterable[bytes]) -> tuple[str, int, str]:
+    """(what is wrong, in which line from 1, the command that fixes it) of `path`, some of whose `lines` are not UTF-8."""
+    first, problem, strays, letters = 0, "", 0, 0
+    for number, line in enumerate(lines, start=1):
+        kept = line.decode("utf-8", "ignore")
+        letters += len(kept) - len(kept.encode("ascii", "ignore"))
+        strays += len(line) - len(kept.encode())
+        if strays and not first:
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                first, problem = number, f"{error.reason} at byte {error.start + 1} of the line"
+    if letters > strays:  # as another encoding, each of these letters would become two wrong ones
+        return f"a part of the file is not UTF-8: {problem}", first, f"leave such bytes out: {converted(path, 'UTF-8', '-c ')}"
+    other = "text of another language has its own name for -f, like GB18030 or SHIFT_JIS"
+    return f"the file is not UTF-8: {problem}", first, f"{converted(path, 'WINDOWS-1252')}; {other}"
 
 
 def half_character(text: str) -> str | None:

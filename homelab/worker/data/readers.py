@@ -67,9 +67,9 @@ def read(source: dict[str, Any], *, node: str = "this node", run: str = "RUN") -
     try:
         records = [Record(index, where, fields) for index, (where, fields) in enumerate(rows)]
     except UnicodeDecodeError as error:
-        raise WorkerError(
-            f"the file is not UTF-8: {error.reason} at byte {error.start}", where=str(path), hint=file_kind.converted(path, "latin1")
-        ) from error
+        with path.open("rb") as file:  # the error counts from the last block that was read
+            problem, line, fix = file_kind.undecodable(path, file)
+        raise WorkerError(problem, where=f"{path}, line {line}", hint=fix) from error
     if not records:
         raise WorkerError("the data file has no rows", where=str(path), hint="each row is one sample")
     return records

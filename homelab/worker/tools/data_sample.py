@@ -68,7 +68,10 @@ def _look_into(file: dict[str, Any], settings: dict[str, Any], seq_len: int, tok
         figures["mute_at"] = figures["mute_at"].replace(file["path"], file["shown"])
     for row in figures.get("previews", ()):
         row["where"] = row["where"].replace(file["path"], file["shown"])
-    figures["rows_bad"] = [{key: text.replace(file["path"], file["shown"]) for key, text in one.items()} for one in bad]
+    of_copy, of_file = (f"{Path(file[key]).parent}/" for key in ("path", "shown"))  # a hint may write a file beside it
+    figures["rows_bad"] = [
+        {key: text.replace(file["path"], file["shown"]).replace(of_copy, of_file) for key, text in one.items()} for one in bad
+    ]
     return figures
 
 

@@ -191,7 +191,7 @@ def test_paragraphs_of_a_text_file_are_samples(tmp_path: Path) -> None:
         ("d.jsonl", b'{"text": "a"}\n{"text": \n', "not JSON", "line 2"),
         ("d.jsonl", b'{"text": "a"}\n["b"]\n', "this one is list", "line 2"),
         ("d.jsonl", b"\n\n", "no rows", "d.jsonl"),
-        ("d.jsonl", b'{"text": "\xff"}\n', "not UTF-8", "d.jsonl"),
+        ("d.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', "not UTF-8: invalid start byte at byte 11 of the line", "line 2"),
         ("d.json", b'{"text": "a"}', "list of objects", "d.json"),
         ("d.csv", b"prompt,completion\na,b,c\n", "number of columns", "line 2"),
         ("d.csv", b'text\n"a\n', "not CSV", "line 1"),

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from homelab.controller.attempt import inputs
+from homelab.controller.attempt import data_files, inputs
+from homelab.controller.attempt.inputs import RecipeInput
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.cluster import Cluster
 from homelab.controller.config.recipe import TrainRecipe
@@ -81,7 +82,7 @@ def test_the_tokens_are_those_that_the_worker_counts(write: Callable[..., Path],
             "mine, line 3",
             "not JSON",
         ),
-        ("a.jsonl", lines(harness.chat_rows(2)).encode() + b'"\xff"\n', "mine", "not UTF-8"),
+        ("a.jsonl", lines(harness.chat_rows(2)).encode() + b'"\xff"\n', "mine, line 3", "not UTF-8"),
         (
             "a.jsonl",
             lines([*harness.chat_rows(2), {"messages": [{"role": "user", "content": None}]}]),
@@ -151,6 +152,36 @@ def test_the_command_that_mends_an_encoding_mends_it(tmp_path: Path, write: Call
     _, mend = file_kind.unmask(path, path.read_bytes()[:16]) or ("", "")
     subprocess.run(["/bin/sh", "-c", mend.partition(", and")[0]], check=True, timeout=10)
     assert readers.read({"kind": "file", "path": str(tmp_path / f"utf8-{WORDS}")})[0].fields == {"text": "grün"}
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "text"),
+    [
+        ("“80 €” – é\n\ndünn\n".encode("cp1252"), 1, "“80 €” – é\n\ndünn\n"),
+        ("„Ä“\n\n“80 €” é\n".encode("cp1252"), 1, "„Ä“\n\n“80 €” é\n"),  # two of its bytes happen to be a letter of UTF-8
+        ("café grün\n\n".encode() + b"a \xff" + "red é\n\n".encode() + "“dünn”\n".encode(), 3, "café grün\n\na red é\n\n“dünn”\n"),
+    ],
+    ids=["Windows", "Windows that looks like UTF-8", "a stray byte"],
+)  # fmt: skip
+def test_the_command_for_text_that_is_not_utf8_keeps_its_letters(
+    tmp_path: Path, write: Callable[..., Path], content: bytes, line: int, text: str
+) -> None:
+    path = write("a.txt", content)
+    with pytest.raises(WorkerError) as refused:
+        readers.read({"kind": "file", "path": str(path), "sha256": None})
+    fault = data_files.fault([RecipeInput("train", "shipped", str(path), local=path)])
+    assert fault is not None and (fault.message, fault.hint) == (refused.value.message, refused.value.hint)
+    assert refused.value.where == f"{path}, line {line}" and fault.where.endswith(refused.value.where)
+    command = refused.value.hint.removeprefix("leave such bytes out: ").partition(", and")[0]
+    subprocess.run(["/bin/sh", "-c", command], check=False, timeout=10)
+    assert (tmp_path / "utf8-a.txt").read_text() == text
+
+
+def test_a_command_that_writes_beside_the_file_writes_beside_the_file_of_the_person(write: Callable[..., Path], tmp_path: Path) -> None:
+    path = write("a.jsonl", b'{"text": "\xff"}\n')
+    question = {"files": {"train": {"path": str(path), "shown": "/data/a.jsonl", "whole": True}}, "data": DATA, "seq_len": 8}
+    bad, *_ = looking.look(question, None)["train"]["rows_bad"]
+    assert "/data/a.jsonl > /data/utf8-a.jsonl, and" in bad["hint"] and str(tmp_path) not in bad["hint"]
 
 
 @pytest.mark.parametrize("text", ['{"text": "ä"}', "prompt,completion\n", "\ufeff{}", "é", "", "{", "日本"])
