@@ -28,7 +28,7 @@ from homelab.node.probes import speed_profiles
 from homelab.node.run import secret_files
 from homelab.node.storage import digests
 from homelab.node.system import ports, processes, utilisation
-from homelab.shared.protocol import files
+from homelab.shared.protocol import digest, files
 from homelab.shared.protocol.digest import sha256_and_rows
 from homelab.shared.protocol.message import Done, as_json
 from tests.fakes import ask_node
@@ -482,13 +482,17 @@ def test_damaged_speeds_are_a_problem_and_no_crash(tmp_path: Path, content: byte
     [
         ("a.jsonl", "x\ny\n", 2), ("a.jsonl", "x\ny", 2), ("a.csv", "head\nx\ny\n", 2), ("a.txt", "one\none\n\ntwo\n", 2), ("a.json", "[]\n", None),
         ("a.parquet", "PAR1", None), ("a.jsonl", "", None), ("a.csv", "head\n", None),
+        ("a.txt", "\r\none\r\none\r\n\r\n\r\ntwo\r\n \t\r\nthree\r\n\r\n", 3), ("a.txt", "one\rone\r\rtwo", 2), ("a.txt", "\n \n", None),
+        ("a.txt", "one\n \n\n\ntwo\nthree", 2),
     ],
 )  # fmt: skip
-def test_rows_of_a_file(tmp_path: Path, name: str, content: str, rows: int | None) -> None:
+def test_rows_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str, rows: int | None) -> None:
     import hashlib
 
-    (tmp_path / name).write_text(content)
-    assert sha256_and_rows(str(tmp_path / name)) == (hashlib.sha256(content.encode()).hexdigest(), rows)
+    (tmp_path / name).write_bytes(content.encode())
+    for block in (1 << 20, 5, 4, 3, 2, 1):
+        monkeypatch.setattr(digest, "_BLOCK_BYTES", block)
+        assert sha256_and_rows(str(tmp_path / name)) == (hashlib.sha256(content.encode()).hexdigest(), rows), block
 
 
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
 
 LONGEST_ROWS = 3
+BLANK_LINE = re.compile(rb"\n\s*\n|\r\s*\r\n?")  # with all space around it: lines end as on Linux, Windows or the first Macs
 _LONGEST_BYTES = 1 << 20  # of the text of one such row; of a longer one only the size is sent
 _SCAN_S = 10.0
 
@@ -55,7 +56,7 @@ def beginning(path: str, limit_bytes: int) -> tuple[bytes | None, bool]:
         while end and rows.count(b'"', 0, end) % 2:  # inside of quotes
             end = rows.rfind(b"\n", 0, end - 1) + 1
     elif suffix == ".txt":
-        end = rows.rfind(b"\n\n") + 1
+        end = max((blank.end() for blank in BLANK_LINE.finditer(rows)), default=0)
     elif suffix == ".json":
         return _first_of_list(rows), False
     elif suffix == ".parquet":

@@ -6,6 +6,8 @@ import hashlib
 import os
 from typing import TYPE_CHECKING
 
+from homelab.shared.protocol.data_rows import BLANK_LINE
+
 if TYPE_CHECKING:
     from typing import BinaryIO
 
@@ -29,20 +31,25 @@ def file_sha256(path: AnyPath) -> str:
 def sha256_and_rows(path: AnyPath) -> tuple[str, int | None]:
     """(hex digest of a file, its rows of training data), read once. Raises OSError.
 
-    Rows are lines (.jsonl), lines after the header (.csv) or paragraphs (.txt). Line breaks are counted, so empty lines and breaks
-    inside of quotes make a difference of a few rows. None for kinds whose rows only a parser can count.
+    Rows are lines (.jsonl), lines after the header (.csv) or paragraphs (.txt). Of the first two, line breaks are counted, so empty
+    lines and breaks inside of quotes make a difference of a few rows. None for kinds whose rows only a parser can count.
     """
     digest = hashlib.sha256()
+    suffix = os.path.splitext(path)[1].lower()
     lines = paragraphs = 0
-    last = b"\n"
+    last, space = b"\n", b""
     with open(path, "rb") as stream:
         for block in iter(lambda: stream.read(_BLOCK_BYTES), b""):
             digest.update(block)
             lines += block.count(b"\n")
-            paragraphs += (last[-1:] + block).count(b"\n\n")
             last = block[-1:]
+            if suffix == ".txt":  # space at the end of a block may be half of a blank line
+                text = space + block
+                words = text.rstrip()
+                space = b"\n\n" if BLANK_LINE.search(text, len(words)) else text[len(words) :]
+                paragraphs += len(BLANK_LINE.findall(words if paragraphs else words.lstrip())) + (bool(words) and not paragraphs)
     lines += last != b"\n"
-    rows = {".jsonl": lines, ".csv": lines - 1, ".txt": paragraphs + 1}.get(os.path.splitext(path)[1].lower())
+    rows = {".jsonl": lines, ".csv": lines - 1, ".txt": paragraphs}.get(suffix)
     return digest.hexdigest(), None if rows is None or rows < 1 else rows
 
 

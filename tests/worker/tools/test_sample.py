@@ -286,7 +286,7 @@ def test_chats_are_refused_where_the_recipe_leaves_their_template_out(write: Cal
 
 def test_the_beginning_of_a_file_ends_with_a_row(tmp_path: Path) -> None:
     def of(name: str, text: str, limit: int) -> tuple[str | None, bool]:
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_bytes(text.encode())
         rows, whole = beginning(str(tmp_path / name), limit)
         return rows if rows is None else rows.decode(), whole
 
@@ -296,6 +296,7 @@ def test_the_beginning_of_a_file_ends_with_a_row(tmp_path: Path) -> None:
     assert of("a.csv", 'a,b\n1,"x\ny"\n2,z\n', 13) == ('a,b\n1,"x\ny"\n', False)
     assert of("a.csv", 'a,b\n1,"x\ny"\n2,z\n', 10) == ("a,b\n", False)
     assert of("a.txt", "one\ntwo\n\nthree\n", 11) == ("one\ntwo\n\n", False) or of("a.txt", "one\ntwo\n\nthree\n", 11)[0] == "one\ntwo\n"
+    assert of("a.txt", "one\r\n\r\ntwo\r\n \r\nthree\r\n", 20) == ("one\r\n\r\ntwo\r\n \r\n", False)
     assert of("a.json", '[{"text": "a"}, {"text": "b"}, {"text": "c"}]', 35) == ('[{"text": "a"}, {"text": "b"}]', False)
     assert of("a.parquet", "PAR1" * 9, 20) == (None, False)
 
