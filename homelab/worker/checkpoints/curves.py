@@ -41,7 +41,7 @@ class Curves:
         self.first: tuple[int, float] | None = steps[0] if steps else None
         self.last: tuple[int, float] | None = steps[-1] if steps else None
         self.is_whole = [step for step, _ in steps] == list(range(1, task.resume_step + 1))
-        self._of_pairs = task.objective is not None
+        self.of_pairs = task.objective is not None
         self._settled = [json.dumps(line) + "\n" for line in every]
         self._count_before = len(every)
         self._open: list[list[float]] = []
@@ -143,7 +143,7 @@ class Curves:
                 "kind": "eval",
                 **where,
                 "eval_loss": value_of["loss"],
-                "eval_perplexity": None if self._of_pairs else perplexity(figures[1]),
+                "eval_perplexity": None if self.of_pairs else perplexity(figures[1]),
             }
         return {"kind": "train", **where} | {
             name: float(f"{value:.6g}") if value is not None and name in _MEASURED else value
