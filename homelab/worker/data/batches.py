@@ -85,7 +85,7 @@ class StepBatches(Dataset):
             raise IndexError(step)
         epoch, chosen = order.step_rows(step, seed=self.seed, count=len(self.rows), global_batch=self.global_batch)
         recorded = chain.passes_of(self.balance.recorded.get(str(step + 1), ""), len(chosen))
-        cuts = self.balance.cuts_of([len(self.rows[row].tokens) for row in chosen], recorded)
+        cuts = self.balance.cuts_of([self.rows[row].longer_tokens for row in chosen], recorded)
         groups = [[self.rows[chosen[position]] for position in cut] for cut in cuts[self.rank]]
         rows = [row for group in groups for row in group]
         learned = self.form.learned(self.rows[row] for row in chosen)

@@ -31,6 +31,11 @@ class Row:
         """Tokens of this row whose prediction counts."""
         return sum(self.trained)
 
+    @property
+    def longer_tokens(self) -> int:
+        """Tokens of this row or of `other`, whichever has more: a pass over either of them is cut by this, so that both fit."""
+        return max(len(self.tokens), len(self.other.tokens) if self.other is not None else 0)
+
 
 @dataclass
 class EncodedData:

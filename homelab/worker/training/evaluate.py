@@ -45,8 +45,8 @@ def held_out_loss(
     """
     model.eval()
     of_rank = hooks.strategy.counting_rank
-    own_rows = [rows[row] for row in balance.rows_of([len(row.tokens) for row in rows], of_rank)]
-    cuts = balance.passes_of([len(row.tokens) for row in own_rows], of_rank)
+    own_rows = [rows[row] for row in balance.rows_of([row.longer_tokens for row in rows], of_rank)]
+    cuts = balance.passes_of([row.longer_tokens for row in own_rows], of_rank)
     # The sum of all passes is divided by the rows that count: also what is a mean over tokens.
     learned = form.learned(rows) / max(1, sum(map(form.count, rows)))
     batches = [form.batch([own_rows[row] for row in cut], packed=False, learned=learned) for cut in cuts]

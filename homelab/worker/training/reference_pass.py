@@ -41,8 +41,8 @@ def fill(trainer: ShareTrainer, rows: Sequence[Row], recorder: Recorder) -> None
         dist.broadcast(numbers, holders[0])
     elif not holders:
         began_s = time.perf_counter()
-        for place, pair in _computed(trainer, rows, recorder):
-            numbers[2 * place : 2 * place + 2] = pair
+        for first, of_row in _computed(trainer, rows, recorder):
+            numbers[first : first + len(of_row)] = of_row
         process_group.wait_for_all("referenced", task.world_size)
         if task.world_size > 1:
             dist.all_reduce(numbers)  # each row is one rank's, and 0 on all others
@@ -60,33 +60,30 @@ def fill(trainer: ShareTrainer, rows: Sequence[Row], recorder: Recorder) -> None
 
 @torch.no_grad()
 def _computed(trainer: ShareTrainer, rows: Sequence[Row], recorder: Recorder) -> Iterator[tuple[int, torch.Tensor]]:
-    """(place, its two numbers) of every row whose loss this rank computes."""
+    """(where they stand, the numbers) of every row whose loss this rank computes: both of a pair, or one of a judged answer and one of its other row."""
     strategy, data = trainer.strategy, trainer.train_dataset
-    own = data.balance.rows_of([len(row.tokens) for row in rows], strategy.counting_rank)
-    cuts = data.balance.passes_of([len(rows[place].tokens) for place in own], strategy.counting_rank)
+    own = data.balance.rows_of([row.longer_tokens for row in rows], strategy.counting_rank)
+    cuts = data.balance.passes_of([rows[place].longer_tokens for place in own], strategy.counting_rank)
     places = [[own[position] for position in cut] for cut in cuts]
+    passes = [[(2 * place, rows[place]) for place in cut] for cut in places]
+    passes += [others for cut in places if (others := [(2 * place + 1, row) for place in cut if (row := rows[place].other) is not None])]
     found: list[torch.Tensor] = []
 
     def after_pass() -> None:
         recorder.sign()
-        if strategy.part.has_loss and len(found) < len(places):  # passes over stand-ins come after them
+        if strategy.part.has_loss and len(found) < len(passes):  # passes over stand-ins come after them
             answers = pair_loss.figures_of(trainer.model).summed_answers
             assert answers is not None
             found.append(answers)
 
     with _base(trainer):
         trainer.model.eval()
-        of_passes = [[answer for place in cut for answer in _answers(rows[place])] for cut in places]
-        strategy.evaluate(trainer.model, [data.form.batch(answers, packed=False) for answers in of_passes], data.form, after_pass)
+        batches = [data.form.batch([row for _, row in of_pass], packed=False) for of_pass in passes]
+        strategy.evaluate(trainer.model, batches, data.form, after_pass)
     if strategy.part.has_loss:
         pair_loss.figures_of(trainer.model).take()
-    for of_pass, answers in zip(places, found, strict=False):
-        yield from ((place, answers[2 * position : 2 * position + 2]) for position, place in enumerate(of_pass))
-
-
-def _answers(row: Row) -> list[Row]:
-    """The rows that hold the two answers of a row: a pair itself, or a judged answer and the other one."""
-    return [row] if row.other is None else [row, row.other]
+    for of_pass, answers in zip(passes, found, strict=False):
+        yield from zip((first for first, _ in of_pass), answers.split(len(answers) // len(of_pass)), strict=True)
 
 
 def _base(trainer: ShareTrainer) -> contextlib.AbstractContextManager[Any]:

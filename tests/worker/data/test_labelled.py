@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from homelab.shared.law.limits import Limits
+from homelab.shared.law.speed import Speed
 from homelab.shared.recipe import Objective
+from homelab.worker.balancing.balancer import Balance
 from homelab.worker.data import compared_answers, row_agreement, row_cache
-from homelab.worker.data.batches import Form
+from homelab.worker.data.batches import Form, StepBatches
 from homelab.worker.data.encoding import Encoder
 from homelab.worker.data.readers import Record
 from homelab.worker.data.rows import EncodedData, Row
@@ -137,3 +142,63 @@ def test_another_label_is_another_row_also_after_it_was_kept(tmp_path: Path) -> 
     row_cache.keep(tmp_path / "rows" / "a.rows", EncodedData(rows, answers(1)))
     kept = row_cache.load(tmp_path / "rows" / "a.rows")
     assert kept is not None and [row.good for row in (*kept.train, *kept.held_out)] == [True, False, True]
+
+
+def of_lengths(own: list[int], others: list[int]) -> list[Row]:
+    def row(place: int, length: int) -> Row:
+        return Row(array("i", [place] * length), bytes([0, *[1] * (length - 1)]), (place,))
+
+    rows = [row(place, length) for place, length in enumerate(own)]
+    for place, length in enumerate(others):
+        rows[place].other = row(place, length)
+    return rows
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_no_pass_over_other_answers_holds_more_than_its_rank_takes(joined: bool) -> None:
+    """Short answers have others that are long: cut by the answers alone, the passes over the others would be."""
+    rows = of_lengths([4, 4, 5, 5, 30, 4, 5, 6], [30, 12, 8, 14, 5, 30, 4, 25])
+    limits = [Limits(60, 6, None, not joined), Limits(32, 2, 16, not joined)]
+    balance = Balance([4, 4], limits, ["a", "b"], [Speed(0.0, 1e-3, 1e-4)] * 2, measured=True)
+    form = Form(0, joined=joined, objective=Objective(kind="kto"))
+    seen: list[int] = []
+    for rank, most in enumerate(limits):
+        item = StepBatches(rows, seed=1, global_batch=8, steps=1, balance=balance, rank=rank, form=form)[0]
+        for batch in item.micro_batches + item.unmatched:
+            assert batch["input_ids"].numel() <= most.pass_tokens and len(batch["good"]) <= (most.pass_rows or 8)
+        lengths = [int(number) + 1 for batch in item.unmatched for number in batch["answer_tokens"]]
+        assert max(lengths) <= (most.row_tokens or 30)
+        seen += lengths
+    assert sorted(seen) == sorted(len(row.other.tokens) for row in rows if row.other), "each once"
+
+
+def test_the_base_reads_other_answers_in_passes_that_its_rank_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from homelab.worker.model import pair_loss
+    from homelab.worker.training import reference_pass
+
+    rows = of_lengths([4, 4, 5, 5, 30], [30, 12, 8, 14, 5])
+    form = Form(0, objective=Objective(kind="kto"))
+    balance = Balance([1], [Limits(60, 2)], ["a"], [Speed(0.0, 1e-3, 1e-4)], measured=True)
+    figures = SimpleNamespace(summed_answers=None, take=lambda: None)
+    sizes: list[tuple[int, int]] = []
+
+    def evaluate(_model: Any, batches: list[dict[str, Any]], _form: Form, after_pass: Callable[[], None]) -> None:
+        for batch in batches:
+            sizes.append((len(batch["good"]), batch["input_ids"].numel()))
+            figures.summed_answers = batch["answer_tokens"]
+            after_pass()
+
+    strategy = SimpleNamespace(counting_rank=0, part=SimpleNamespace(has_loss=True), evaluate=evaluate)
+    trainer: Any = SimpleNamespace(
+        strategy=strategy, train_dataset=SimpleNamespace(balance=balance, form=form), task=SimpleNamespace(resume_step=0),
+        model=SimpleNamespace(eval=lambda: None),
+    )  # fmt: skip
+    monkeypatch.setattr(pair_loss, "figures_of", lambda model: figures)
+    recorder: Any = SimpleNamespace(sign=lambda: None)
+    found = {place: float(number) for place, number in reference_pass._computed(trainer, rows, recorder)}
+    assert found == {
+        2 * place + side: float(length - 1)
+        for side, lengths in enumerate(([4, 4, 5, 5, 30], [30, 12, 8, 14, 5]))
+        for place, length in enumerate(lengths)
+    }
+    assert all(count <= 2 and tokens <= 60 for count, tokens in sizes), sizes
