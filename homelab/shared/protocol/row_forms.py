@@ -154,7 +154,7 @@ def _candidates(row: Mapping[str, Any], given: Mapping[str, str], text: str) -> 
         yield RowForm("text", TEXT, {"text": text})
     if any(key in row for key in _PREFERENCES):
         return
-    listed = [key for key in row if key not in given.values() and key not in extras.values() and _first_message(row[key]) is not None]
+    listed = [key for key in row if key not in given.values() and key not in extras.values() and first_message(row[key]) is not None]
     named = [key for key in _CONVERSATIONS if key in listed]
     if named or len(listed) == 1:
         yield _chat(row, (named or listed)[0], given, extras)
@@ -174,7 +174,7 @@ def _by_names(row: Mapping[str, Any], given: Mapping[str, str], extras: dict[str
 
 
 def _chat(row: Mapping[str, Any], column: str, given: Mapping[str, str], extras: dict[str, str]) -> RowForm:
-    first = _first_message(row.get(column)) or {}
+    first = first_message(row.get(column)) or {}
     shared = "from" in first and "value" in first and "role" not in first
     role, content = given.get("role", "from" if shared else "role"), given.get("content", "value" if shared else "content")
     columns = {
@@ -246,7 +246,7 @@ def _extra(row: Mapping[str, Any], part: str, given: Mapping[str, str]) -> str:
     return given.get(part) or next((name for name in names if name in row), names[0])
 
 
-def _first_message(value: Any) -> Mapping[str, Any] | None:
+def first_message(value: Any) -> Mapping[str, Any] | None:
     """The first message, where `value` is a conversation or the JSON text of one."""
     if isinstance(value, str) and value.lstrip()[:1] == "[":
         try:

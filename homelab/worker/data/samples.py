@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -125,13 +124,9 @@ def sides(record: Record, form: RowForm) -> list[tuple[Record, RowForm]]:
 
 
 def _opened(record: Record, column: str) -> Any:
-    """A cell, or the conversation whose JSON text it is."""
+    """A cell, or the conversation whose JSON text it is. An answer may be a JSON list, too."""
     value = record.fields[column]
-    if isinstance(value, str) and value.lstrip()[:2] in ("[{", "[ "):
-        with contextlib.suppress(ValueError):
-            opened = json.loads(value)
-            return opened if isinstance(opened, list) else value
-    return value
+    return json.loads(value) if isinstance(value, str) and row_forms.first_message(value) is not None else value
 
 
 def _chat(record: Record, form: RowForm, used: frozenset[str]) -> Sample:

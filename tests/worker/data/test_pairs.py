@@ -56,6 +56,12 @@ def test_every_form_is_the_same_pair(tokenizer: Any, name: str) -> None:
     assert pair_batches.counts(row)
 
 
+@pytest.mark.parametrize("answer", ['[{"name": "weather", "arguments": {}}]', "[ 1, 2 ]", "[]", '[{"role": "user"'])
+def test_an_answer_that_is_a_json_list_is_a_text(tokenizer: Any, answer: str) -> None:
+    ((row,), _) = encode(tokenizer, [{"prompt": "Hi?", "chosen": answer, "rejected": "no"}])
+    assert pair_batches.counts(row) and answer in learned(tokenizer, row)[0]
+
+
 @pytest.mark.parametrize(
     ("row", "message", "hint"),
     [
