@@ -78,12 +78,16 @@ def again(text: str, head: Sequence[str], decisions: Sequence[Decision], where: 
         value.comment(_reason(one))
         value.trivia.comment_ws = " " * (2 + max(0, _width(decisions, one.section) - len(_line(one))))
         section[one.key] = value
+    emptied = set()  # an empty [objective] would still ask for one
     for place in before.keys() - {one.place for one in decisions} - edited.keys():
         name, _, key = place.partition(".")
         section = document.get(name)
         if isinstance(section, Table):
             section.remove(key)
+            emptied |= set() if section else {f"[{name}]"}
     lines = [line for line in document.as_string().splitlines() if not line.startswith(_RECORD)]
+    for number in reversed([number for number, line in enumerate(lines) if line.partition("#")[0].strip() in emptied]):
+        del lines[number - 1 if number and not lines[number - 1] else number : number + 1]  # comments of a person below it stay
     old_head = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
     if old_head and old_head[0].startswith(HEAD):
         lines = [*_comment(head), *lines[len(old_head) :]]

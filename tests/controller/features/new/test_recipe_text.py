@@ -57,6 +57,18 @@ def test_a_key_that_is_no_longer_decided_goes_unless_it_was_edited() -> None:
     assert "eval_fraction = 0.2" in recipe_text.again(edited, HEAD, decided(), "r.toml").text
 
 
+def test_a_section_goes_with_its_last_key_and_leaves_the_comments_of_a_person() -> None:
+    """An [objective] without a kind is refused."""
+    pairs = (Decision("objective", "kind", "dpo", "rows are pairs"), Decision("objective", "beta", 0.1, "as published"))
+    text = recipe_text.fresh(HEAD, decided(1e-3, *pairs)).text
+    assert recipe_text.again(text, HEAD, decided(), "r.toml") == recipe_text.fresh(HEAD, decided())
+    commented = text.replace("\n[train]", "\n# mine\n[train]").replace("[objective]", "[objective]  # what is better")
+    again = recipe_text.again(commented, HEAD, decided(), "r.toml").text
+    assert tomllib.loads(again).keys() == {"model", "train"} and "# mine\n[train]" in again
+    edited = text.replace("beta = 0.1", "beta = 0.3")
+    assert tomllib.loads(recipe_text.again(edited, HEAD, decided(), "r.toml").text)["objective"] == {"beta": 0.3}
+
+
 @pytest.mark.parametrize("text", ["", "[model]\nname = 'x'\n", "# Decided: {\n", "# Decided: 3\n"])
 def test_a_file_of_somebody_else_is_left_alone(text: str) -> None:
     with pytest.raises(InputError) as caught:
