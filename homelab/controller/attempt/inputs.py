@@ -67,15 +67,16 @@ class RecipeInput:
         return self.path
 
 
-def of_recipe(recipe: Recipe, recipe_path: Path) -> list[RecipeInput]:
-    """Everything the recipe names. Raises InputError when a file that is to be shipped is not there or is empty."""
+def of_recipe(recipe: Recipe, recipe_path: Path, *, folder: Path | None = None) -> list[RecipeInput]:
+    """Everything the recipe names. Data is relative to `folder`, by default that of the recipe. Raises InputError when a file that is to be shipped
+    is not there or is empty."""
     items: list[RecipeInput] = []
     if isinstance(recipe, TrainRecipe):
         for role, name in (("train", recipe.data.train), ("eval", recipe.data.eval)):
             if (hub := recipe.data.hub(role)) is not None:
                 items.append(RecipeInput(role, "hub", hub.path, hub=hub))
             elif name:
-                items.append(_material(role, name, recipe_path, f"data.{role}"))
+                items.append(_material(role, name, recipe_path, f"data.{role}", folder))
         if recipe.model.adapter is not None:
             weights = begun_adapter.weights_of(recipe, recipe.model.adapter, recipe_path)
             items.append(RecipeInput("adapter", "shipped", str(weights), weights, file_sha256(weights), weights.stat().st_size))
@@ -104,10 +105,13 @@ def _program(script: RecipeInput, named: Sequence[str], recipe_path: Path) -> li
     return [replace(item, folder=folder) for item in items]
 
 
-def _material(role: str, name: str, recipe_path: Path, key: str) -> RecipeInput:
+def _material(role: str, name: str, recipe_path: Path, key: str, folder: Path | None = None) -> RecipeInput:
     if name.startswith(("/", "~")) and role != "script":
         return RecipeInput(role, "on-node", name)
-    local = (recipe_path.resolve().parent / Path(name).expanduser()).resolve()
+    link = (folder or recipe_path.resolve().parent) / Path(name).expanduser()
+    local = link.resolve()
+    if role != "script" and link.suffix in SUFFIXES:  # caches call the file behind a link by its digest
+        local = link.parent.resolve() / link.name
     if not local.is_file():
         raise (InputError if local.exists() else MissingError)(
             "this is not a file" if local.exists() else "this file does not exist",

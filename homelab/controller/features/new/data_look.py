@@ -139,7 +139,7 @@ def of_file(path: Path, model: str, previews: int) -> SampleResult:
     """What is in a data file of this machine. Raises InputError for a file that no training can read."""
     refuse_no_file(str(path))
     recipe = draft(path.name, model or _NO_MODEL)
-    items = inputs.of_recipe(recipe, path)
+    items = inputs.of_recipe(recipe, path, folder=path.parent)
     fault = data_files.fault(items)
     if fault is not None:
         raise fault

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from homelab.controller.attempt import planner
+from homelab.controller.attempt import inputs, planner
 from homelab.controller.base.errors import InputError
 from homelab.controller.config.cluster import Cluster, Gpu, Node
 from homelab.controller.config.load import load_recipe
@@ -226,6 +226,26 @@ def test_a_folder_and_a_file_that_is_not_there_name_what_is(tmp_path: Path) -> N
         with pytest.raises(InputError) as caught:
             new_recipe.make(Wish(str(wrong), MODELS[1], tmp_path / "r.toml"), None, no_say)
         assert "chats.jsonl" in str(caught.value.hint) or "hub:org/name" in str(caught.value.hint)
+
+
+def test_data_behind_a_link_is_called_by_the_name_of_the_link(tmp_path: Path) -> None:
+    """The cache of the hub and DVC call the file itself by its digest."""
+    for folder in ("blobs", "data", "linked"):
+        (tmp_path / folder).mkdir()
+    blob, link = tmp_path / "blobs" / "4f2a", tmp_path / "data" / "train.jsonl"
+    write(tmp_path, "three rows").rename(blob)
+    link.symlink_to("../blobs/4f2a")
+    file = data_look.of_file(link, "", 0).files["train"]
+    assert (file.rows_read, file.read_as) == (3, "chat"), file
+    made = new_recipe.make(Wish(str(link), MODELS[1], tmp_path / "linked" / "r.toml", offline=True), None, no_say)
+    assert made.chosen.recipe.data.train == "../data/train.jsonl" and made.seen.file is not None
+    (item,) = made.seen.items
+    assert (item.name, item.local) == ("train.jsonl", link.parent.resolve() / "train.jsonl")
+    nameless = tmp_path / "data" / "latest"
+    nameless.symlink_to("train.jsonl")
+    link.unlink()
+    blob.rename(link)
+    assert inputs.of_recipe(data_look.draft("latest", "a/b"), nameless, folder=nameless.parent)[0].name == "train.jsonl"
 
 
 @needs_model
