@@ -36,7 +36,7 @@ def command(
         common.print_json(as_json_value(file))
         return EXIT_DONE
     terminal.echo(row_preview.summary(data, file))
-    if not file.tokens_sampled and sample.tokenizer is None:
+    if not file.tokens_sampled and sample.tokenizer is None and not file.unread:
         terminal.echo(f"note: tokens are not counted: {data_look.why_not_counted(model)}")
     if sample.tokenizer is not None:
         terminal.echo(f"note: {sample.tokenizer.message}: {sample.tokenizer.hint}")

@@ -16,7 +16,9 @@ _LEARNED = "bold green"
 
 
 def summary(data: Path, file: FileSample) -> str:
-    """The answer in one line: how many rows of which form, and how long they are."""
+    """The answer in one line: how many rows of which form, and how long they are; or why they were not read."""
+    if file.unread:
+        return f"{data}: the rows were not looked at: {file.unread}"
     rows = f"{file.rows_read}{'' if file.whole else ' and more'} row{'' if file.rows_read == 1 else 's'}, read as {file.read_as}"
     if not file.tokens_sampled:
         return f"{data}: {rows}."

@@ -30,7 +30,7 @@ def load_data(run: dict[str, Any], tokenizer: Any, node: str = "this node") -> E
     notes: list[str] = []
     encoder = Encoder(tokenizer, settings, int(train["seq_len"]), notes.append)
     commits: dict[str, str] = {}
-    place = {"node": node, "run": str(run.get("name", "RUN"))}
+    place: dict[str, Any] = {"node": node, "run": str(run.get("name", "RUN"))}
 
     def encoded(role: str) -> list[Row]:
         source = run["data"][role]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,8 +30,8 @@ class Record:
     fields: dict[str, Any]
 
 
-def read(source: dict[str, Any], *, node: str = "this node", run: str = "RUN") -> list[Record]:
-    """All rows of a data file, an entry of run.json's "data": {"path", "kind": "file", "sha256"}. (Data from the hub: `homelab.worker.data.hub`.)
+def read(source: dict[str, Any], *, node: str = "this node", run: str = "RUN", most: int | None = None) -> list[Record]:
+    """All rows of a data file, or the first `most`, an entry of run.json's "data": {"path", "kind": "file", "sha256"}. (Data from the hub: `homelab.worker.data.hub`.)
 
     The fix of an error names `node` and `run`. Raises WorkerError naming file and line when a row cannot be read, and when the
     file is not the one that was launched: two nodes with different data would break the training without an error.
@@ -65,7 +66,7 @@ def read(source: dict[str, Any], *, node: str = "this node", run: str = "RUN") -
             )
     rows = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet, ".txt": _text}[path.suffix](path)
     try:
-        records = [Record(index, where, fields) for index, (where, fields) in enumerate(rows)]
+        records = [Record(index, where, fields) for index, (where, fields) in enumerate(itertools.islice(rows, most))]
     except UnicodeDecodeError as error:
         with path.open("rb") as file:  # the error counts from the last block that was read
             problem, line, fix = file_kind.undecodable(path, file)

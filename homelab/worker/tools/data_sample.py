@@ -30,7 +30,7 @@ from homelab.shared.protocol import row_forms
 from homelab.worker.data import hub, samples, template_clock
 from homelab.worker.data.chat_templates import Renderer
 from homelab.worker.errors import WorkerError
-from homelab.worker.tools.sampled_rows import MOST_BAD, MOST_ROWS, far_row, plain, previews, read_rows, size, spread
+from homelab.worker.tools.sampled_rows import MOST_BAD, MOST_OF_TABLE, MOST_ROWS, far_row, plain, previews, read_rows, size, spread
 
 if TYPE_CHECKING:
     from homelab.shared.protocol.row_forms import RowForm
@@ -60,9 +60,13 @@ def _look_into(file: dict[str, Any], settings: dict[str, Any], seq_len: int, tok
         reading = {"whole": is_whole, "rows_read": len(rows), "revision": commit}
         return reading | _of_all(rows, file, settings, seq_len, tokenizer, bad) | {"rows_bad": bad}
     if file["path"] is None:
-        return {"unread": f"only the beginning of a large file is read, which {Path(file['shown']).suffix} files do not allow"}
+        return {
+            "unread": file.get("unread")
+            or f"only the beginning of a large file is read, which {Path(file['shown']).suffix} files do not allow"
+        }
     rows = read_rows(Path(file["path"]), bad)
-    figures: dict[str, Any] = {"whole": bool(file["whole"]), "rows_read": len(rows)}
+    is_whole_table = file["path"].endswith(".parquet") and 0 < len(rows) < MOST_OF_TABLE
+    figures: dict[str, Any] = {"whole": bool(file["whole"]) or is_whole_table, "rows_read": len(rows)}
     figures |= _of_all(rows, file, settings, seq_len, tokenizer, bad)
     if figures.get("mute_at"):
         figures["mute_at"] = figures["mute_at"].replace(file["path"], file["shown"])

@@ -19,18 +19,20 @@ from homelab.worker.data.readers import Record
 from homelab.worker.errors import WorkerError
 
 MOST_ROWS = 2000  # rows that are tokenized, spread evenly, and rows that are requested from the hub
+MOST_OF_TABLE = 100_000  # rows of a Parquet file, which is read where it lies, however large it is
 MOST_BAD = 3
 _MOST_CHARACTERS = 3_000_000  # of those rows: a second of a tokenizer's work
 _TEXT_CHARACTERS, _ROW_CHARACTERS, _MOST_TEXTS = 1500, 3000, 98  # of a text, and of a row that is shown
 
 
 def read_rows(path: Path, bad: list[dict[str, str]]) -> list[Record]:
-    """The readable rows; the errors of the first unreadable ones go to `bad`.
+    """The readable rows, of a table the first `MOST_OF_TABLE`; the errors of the first unreadable ones go to `bad`.
 
     It changes the file: an unreadable line is removed, so that the lines after it can be read."""
     for _ in range(MOST_BAD):
         try:
-            return list(reading.read({"kind": "file", "path": str(path), "sha256": None}))
+            most = MOST_OF_TABLE if path.suffix == ".parquet" else None
+            return reading.read({"kind": "file", "path": str(path), "sha256": None}, most=most)
         except WorkerError as error:
             bad.append(plain(error))
             line = re.search(r", line (\d+)$", error.where)

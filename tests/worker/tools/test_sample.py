@@ -240,6 +240,19 @@ def test_the_longest_row_of_a_large_file_is_behind_its_beginning(
     assert data_rows.longest_after(str(path.with_suffix(".csv")), 0) == []
 
 
+def test_of_a_table_that_is_read_where_it_lies_the_first_rows_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"text": "a"}] * 9), tmp_path / "a.parquet")
+    question = {"files": {"train": {"path": str(tmp_path / "a.parquet"), "shown": "mine", "whole": False}}, "data": DATA, "seq_len": 8}
+    for most, seen in ((10, (9, True)), (5, (5, False))):
+        monkeypatch.setattr(looking, "MOST_OF_TABLE", most)
+        monkeypatch.setattr(sampled_rows, "MOST_OF_TABLE", most)
+        found = read(FileSample, looking.look(question, None)["train"])
+        assert (found.rows_read, found.whole) == seen
+
+
 def entry_bytes(row: dict[str, Any]) -> int:
     return len(lines([row]))
 

@@ -163,14 +163,19 @@ def here(recipe: TrainRecipe, items: Sequence[RecipeInput], previews: int) -> Sa
             if item.local is None:
                 continue
             rows, is_whole = beginning(str(item.local), SENT_BYTES)
-            copy = None
-            if rows is not None:
-                copy = Path(folder, item.role, item.local.name)  # the look takes unreadable lines out of it
-                copy.parent.mkdir()
-                copy.write_bytes(rows)
+            path, unread = None, None
+            if item.local.suffix == ".parquet":
+                path = item.local
+                if importlib.util.find_spec("pyarrow") is None:
+                    path, unread = None, f"the library that reads Parquet is not on this machine: {package.install('pyarrow')}"
+            elif rows is not None:
+                path = Path(folder, item.role, item.local.name)  # the look takes unreadable lines out of it
+                path.parent.mkdir()
+                path.write_bytes(rows)
             longest = [] if is_whole or rows is None else longest_after(str(item.local), len(rows))
             files[item.role] = {
-                "path": copy and str(copy),
+                "path": path and str(path),
+                "unread": unread,
                 "shown": str(item.local),
                 "whole": is_whole,
                 "longest": longest,

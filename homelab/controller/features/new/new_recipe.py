@@ -160,7 +160,8 @@ def _look(wish: Wish, model: str, cluster: Cluster | None, say: Say, *, objectiv
     sample = facts_sample
     if sample is None or sample.refused or not any(file.sum_tokens for file in sample.files.values()):
         local = data_look.here(draft, items, _PREVIEWS)
-        if sample is None or sample.refused or any(file.sum_tokens for file in local.files.values()):
+        is_unread = sample is None or sample.refused or any(file.unread for file in sample.files.values())
+        if is_unread or any(file.sum_tokens for file in local.files.values()):
             sample = local
     wanted = data_look.objective_for(sample) if not wish.columns.keys() & {"completion", "messages", "text"} else ""
     if wanted and not objective:
@@ -180,6 +181,8 @@ def _uncounted(seen: Seen) -> list[str]:
         return [
             f"only the first {file.rows_read} rows were looked at, and epochs and batch are decided for them: more rows need fewer epochs"
         ]
+    if file is not None and file.unread:
+        return [f"{file.unread}; so this is decided for {UNKNOWN_ROWS} rows"]
     return [f"the rows could not be looked at, so this is decided for {UNKNOWN_ROWS} of them; run it again when a node can read them"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
+import importlib.util
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from homelab.cli import row_preview
 from homelab.controller.attempt import inputs, planner
 from homelab.controller.base.errors import InputError
 from homelab.controller.config.cluster import Cluster, Gpu, Node
@@ -246,6 +248,33 @@ def test_data_behind_a_link_is_called_by_the_name_of_the_link(tmp_path: Path) ->
     link.unlink()
     blob.rename(link)
     assert inputs.of_recipe(data_look.draft("latest", "a/b"), nameless, folder=nameless.parent)[0].name == "train.jsonl"
+
+
+def table_of(folder: Path, count: int) -> Path:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([chat(f"{number}?", WORDS) for number in range(count)]), folder / "chats.parquet")
+    return folder / "chats.parquet"
+
+
+def test_a_large_parquet_file_is_read_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_look, "SENT_BYTES", 100)
+    path = table_of(tmp_path, 300)
+    file = data_look.of_file(path, "", 0).files["train"]
+    assert (file.rows_read, file.whole, file.unread) == (300, True, None), file
+    made = new_recipe.make(Wish(str(path), MODELS[1], tmp_path / "r.toml", offline=True), None, no_say)
+    assert made.rows.count == 300 and not any("decided for" in note and "rows" in note for note in made.seen.notes), made.seen.notes
+
+
+def test_parquet_without_its_library_is_said_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, find = table_of(tmp_path, 3), importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyarrow" else find(name))
+    file = data_look.of_file(path, "", 0).files["train"]
+    assert "-m pip install pyarrow" in (file.unread or "") and row_preview.summary(path, file).endswith("-m pip install pyarrow")
+    made = new_recipe.make(Wish(str(path), MODELS[1], tmp_path / "r.toml", offline=True), None, no_say)
+    (note,) = [note for note in made.seen.notes if "decided for" in note and "rows" in note]
+    assert "-m pip install pyarrow" in note and "when a node can read them" not in note
 
 
 @needs_model
