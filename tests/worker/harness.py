@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from homelab.shared.law.pipeline_schedule import most_in_flight
+from homelab.shared.protocol import row_forms
 from homelab.shared.recipe import Objective
 from homelab.shared.recipe.data import Data
 from homelab.shared.recipe.training import Train
@@ -105,7 +106,7 @@ def make_run(folder: Path, model: Path, data: Path, *, eval_data: Path | None = 
         "schema": 1,
         "name": folder.name,
         "moment": "2026-11-26T12:00:00+00:00",
-        "rows": 2,
+        "rows": row_forms.RULES,
         "draws": 2,
         "experts_in_4_bits": True,
         "recipe": recipe,

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any, Literal
 
-RULES = 2  # how rows are made. Another rule is another number, and a run goes on with the rows that it began with
+RULES = 3  # how rows are made. Another rule is another number, and a run goes on with the rows that it began with
 RULES_KEY = "rows"  # of a run.json
+SINCE_NULLS_ARE_LEFT_OUT = 3
 CHAT, PAIR, TEXT = "chat", "prompt-completion", "text"
 PREFERENCE: Literal["preference"] = "preference"
 LABELLED: Literal["labelled"] = "labelled"

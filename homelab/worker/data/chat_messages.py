@@ -56,6 +56,13 @@ def from_json(value: str, where: str, key: str, hint: str) -> Any:
         raise WorkerError(f'"{key}" is not JSON: {error}', where=where, hint=hint) from error
 
 
+def without_nulls(value: Any) -> Any:
+    """The same without the keys that a table has filled with null, however deep: a model would learn to write them."""
+    if isinstance(value, dict):
+        return {key: without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
+
+
 def check_characters(value: Any, where: str) -> None:
     """Raises WorkerError for text, however deep, that no tokenizer takes."""
     if isinstance(value, dict):

@@ -8,6 +8,7 @@ which rows are in which sequence, which "every sample exactly once" needs; and i
 
 from __future__ import annotations
 
+import dataclasses
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,9 +36,12 @@ def load_data(run: dict[str, Any], tokenizer: Any, node: str = "this node") -> E
     def encoded(role: str) -> list[Row]:
         source = run["data"][role]
         if source["kind"] != "hub":
-            return encoder.encode(read(source, **place), role)
-        records, commits[role] = hub.load(source, **place)
-        notes.append(f"{role} data: {hub.named(source)}, revision {commits[role] or 'not known'}")
+            records = read(source, **place)
+        else:
+            records, commits[role] = hub.load(source, **place)
+            notes.append(f"{role} data: {hub.named(source)}, revision {commits[role] or 'not known'}")
+        if int(run.get(row_forms.RULES_KEY) or 0) < row_forms.SINCE_NULLS_ARE_LEFT_OUT:
+            records = [dataclasses.replace(record, filled=False) for record in records]
         return encoder.encode(records, role)
 
     rows = encoded("train")

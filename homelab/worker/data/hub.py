@@ -77,7 +77,7 @@ def commit_of(builder: Any) -> str:
 def _records(source: dict[str, Any], rows: Any) -> Iterator[Record]:
     place = named(source)
     for index, fields in enumerate(rows):
-        yield Record(index, f"{place}, row {index + 1}", dict(fields))
+        yield Record(index, f"{place}, row {index + 1}", dict(fields), filled=True)
 
 
 def _builder(source: dict[str, Any]) -> Any:

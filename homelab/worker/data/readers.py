@@ -23,11 +23,15 @@ from homelab.worker.errors import WorkerError
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One row of the data. `index` counts rows from 0: it is the sample id everywhere. `where` is for error messages."""
+    """One row of the data. `index` counts rows from 0: it is the sample id everywhere. `where` is for error messages.
+
+    `filled`: of a table whose columns have types (Parquet, the hub), in which each object has the keys of all others, as null.
+    """
 
     index: int
     where: str
     fields: dict[str, Any]
+    filled: bool = False
 
 
 def read(source: dict[str, Any], *, node: str = "this node", run: str = "RUN", most: int | None = None) -> list[Record]:
@@ -66,7 +70,9 @@ def read(source: dict[str, Any], *, node: str = "this node", run: str = "RUN", m
             )
     rows = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".parquet": _parquet, ".txt": _text}[path.suffix](path)
     try:
-        records = [Record(index, where, fields) for index, (where, fields) in enumerate(itertools.islice(rows, most))]
+        records = [
+            Record(index, where, fields, path.suffix == ".parquet") for index, (where, fields) in enumerate(itertools.islice(rows, most))
+        ]
     except UnicodeDecodeError as error:
         with path.open("rb") as file:  # the error counts from the last block that was read
             problem, line, fix = file_kind.undecodable(path, file)

@@ -22,6 +22,7 @@ from typing import Any
 
 from homelab.shared.protocol import files
 from homelab.shared.protocol.digest import file_sha256
+from homelab.shared.protocol.row_forms import RULES_KEY
 from homelab.worker.data.rows import EncodedData, Row
 from homelab.worker.runtime.task import Task
 
@@ -54,7 +55,7 @@ def file_of(task: Task, path: str) -> Path | None:
     ]
     train = task.train
     made_of: list[Any] = [
-        _SCHEMA, sys.version, task.run["recipe"]["data"], train.seq_len, train.seed,
+        _SCHEMA, task.run.get(RULES_KEY), sys.version, task.run["recipe"]["data"], train.seq_len, train.seed,
         {role: source and [source["sha256"], Path(source["path"]).suffix] for role, source in task.run["data"].items()},
         {name: importlib.metadata.version(name) for name in _READ_BY if importlib.util.find_spec(name)},
         {file.relative_to(folder).as_posix(): file_sha256(file) for file in texts},

@@ -116,7 +116,7 @@ def sides(record: Record, form: RowForm) -> list[tuple[Record, RowForm]]:
     columns = {part: column for part, column in form.columns.items() if part not in form.required} | {"prompt": asked}
     return [
         (
-            Record(record.index, record.where, {**of_both, asked: prompt, form.columns[part]: answer}),
+            dataclasses.replace(record, fields={**of_both, asked: prompt, form.columns[part]: answer}),
             RowForm("preference", row_forms.PAIR, {**columns, "completion": form.columns[part]}),
         )
         for part, answer in zip(form.required, answers, strict=True)
@@ -187,7 +187,8 @@ def _as_text(form: RowForm, system: list[Message], history: list[Message], asked
 
 def _messages(record: Record, form: RowForm, column: str) -> list[Message]:
     keys = {"role": form.columns["role"], "content": form.columns["content"]} if "role" in form.columns else {}
-    return messages.conversation(record.fields[column], record.where, column=column, **keys)
+    value = messages.without_nulls(record.fields[column]) if record.filled else record.fields[column]
+    return messages.conversation(value, record.where, column=column, **keys)
 
 
 def _filled(record: Record, form: RowForm, part: str) -> Any:
@@ -213,6 +214,7 @@ def _history(record: Record, form: RowForm) -> tuple[list[Message], frozenset[st
     if isinstance(value, str):
         value = messages.from_json(value, record.where, column, hint="the cell is a JSON list: [[question, answer], ...]")
     if isinstance(value, list) and all(isinstance(turn, dict) for turn in value):
+        value = messages.without_nulls(value) if record.filled else value
         return messages.conversation(value, f"{record.where}, key {column}", column=column), frozenset({column})
     turns: list[Message] = []
     for turn in value if isinstance(value, list) else [None]:
@@ -241,6 +243,8 @@ def _options(record: Record, form: RowForm) -> tuple[dict[str, Any], frozenset[s
         where = f"{record.where}, key {column}"
         if isinstance(value, str):
             value = messages.from_json(value, where, column, hint="write it as JSON, or as text that is JSON")
+        elif record.filled:
+            value = messages.without_nulls(value)
         if not isinstance(value, kind) or (kind is list and not all(isinstance(entry, dict) for entry in value)):
             what = "a list of objects" if kind is list else "an object"
             raise WorkerError(f'"{column}" must be {what}', where=where, hint='write "tools": [{"type": "function", "function": {"name": "..."}}]'

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from homelab.shared.law.limits import Limits
+from homelab.shared.protocol import row_forms
 from homelab.worker.balancing.balancer import Balance
 from homelab.worker.data import batches, encoding, readers
 from homelab.worker.data.rows import Row
@@ -177,6 +178,39 @@ def test_files_of_every_kind_give_the_same_rows(tmp_path: Path) -> None:
         read = readers.read({"path": str(tmp_path / f"d.{suffix}"), "kind": "file"})
         assert [record.fields for record in read] == rows, suffix
         assert [record.index for record in read] == [0, 1]
+
+
+def test_keys_that_a_table_has_filled_with_null_are_not_learned(tmp_path: Path, tokenizer: Any) -> None:
+    """A JSON line keeps the null that somebody wrote, and a run that began with filled keys goes on with them."""
+    import copy
+
+    import pyarrow
+    import pyarrow.parquet
+
+    def row(name: str, **arguments: object) -> dict[str, Any]:
+        properties = {key: {"type": "string"} for key in arguments}
+        call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+        return {
+            "messages": [{"role": "user", "content": "Do"}, {"role": "assistant", "content": "", "tool_calls": [call]}],
+            "tools": [{"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}],
+        }
+
+    rows = [row("look", city="Rome", near=[{"lat": "1"}, {"lon": "2"}]), row("count", expr="1 + 1")]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "d.parquet")
+    strict = copy.deepcopy(tokenizer)
+    strict.chat_template = "{{ tools | tojson }}" + (
+        "{% for message in messages %}{{ message.role }}:{{ message.content }}{{ message.tool_calls | default([]) | tojson }}\n{% endfor %}"
+    )
+
+    def texts(file: Path, rules: int | None) -> list[str]:
+        run = {"recipe": {"data": SETTINGS, "train": {"seq_len": 2000, "seed": 1}}, "data": {"train": harness.source(file)}, "rows": rules}
+        return [whole_text(tokenizer, row) for row in encoding.load_data(run, strict).train]
+
+    plain = harness.write_jsonl(tmp_path / "d.jsonl", rows)
+    as_written = harness.write_jsonl(tmp_path / "null.jsonl", [row("look", city=None)])
+    assert texts(tmp_path / "d.parquet", row_forms.RULES) == texts(plain, row_forms.RULES)
+    assert "null" in texts(as_written, row_forms.RULES)[0]
+    assert all("null" in text for rules in (2, None) for text in texts(tmp_path / "d.parquet", rules))
 
 
 def test_paragraphs_of_a_text_file_are_samples(tmp_path: Path) -> None:
