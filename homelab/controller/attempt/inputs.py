@@ -159,7 +159,8 @@ def _input(paths: RunPaths, role: str, entry: Mapping[str, Any]) -> RecipeInput:
     local = None
     if entry.get("sent") == "shipped":
         own = [Path(original)] if (original := shipped.original_of(entry)) else []
-        candidates = [*own, paths.code / run_record.inside(entry.get("inside") or entry["name"])]
+        inside = run_record.inside(entry.get("inside") or entry["name"])
+        candidates = [*own, paths.code / entry["sha256"] / inside, paths.code / inside]
         # The person may have edited the file since: only the content that the run began with counts.
         local = next((path for path in candidates if path.is_file() and file_sha256(path) == entry["sha256"]), candidates[-1])
     hub = None

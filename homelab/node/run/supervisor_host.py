@@ -177,10 +177,14 @@ def _environment(request: PlaceRequest) -> dict[str, str]:
 def _link_data(workdir: str, run_folder: str) -> None:
     """Link the data that was shipped to this node for the training, so that the supervisor needs no second copy."""
     described = files.read_json(os.path.join(run_folder, "run.json")) or {}
+    linked = set()
     for entry in (described.get("data") or {}).values():
         if entry and entry.get("sent") == "shipped":
             source = transfer.data_path(workdir, entry)
             place = os.path.join(run_folder, "code", layout.place_inside(entry))
+            if place in linked:  # rows to train on and held-out ones may have one name in two folders
+                place = os.path.join(run_folder, "code", entry["sha256"], layout.place_inside(entry))
+            linked.add(place)
             if os.path.exists(source) and not os.path.lexists(place):
                 os.makedirs(os.path.dirname(place), exist_ok=True)
                 if os.path.getsize(source) > _MOST_COPIED_BYTES:

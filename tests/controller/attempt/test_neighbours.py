@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from homelab.controller.run import shipped_files as shipped
 from homelab.controller.run.paths import RunPaths
 from homelab.node.run import supervisor_host
 from homelab.node.storage import transfer
+from tests.controller.checks import healthy
 from tests.controller.features.recover.test_ship import Nodes
 
 pytestmark = pytest.mark.timeout(30)
@@ -152,14 +154,39 @@ def test_a_recovery_has_the_program_as_it_was_at_the_launch(desk: Path, tmp_path
     assert next(item for item in again if item.role == "script").local == desk / "train.py"
 
 
+def test_two_files_of_one_name_are_both_kept(desk: Path, tmp_path: Path) -> None:
+    """Rows to train on and held-out ones, in two folders. A node that joins later gets what the run began with."""
+    for role in ("train", "eval"):
+        (desk / role).mkdir()
+        (desk / role / "data.jsonl").write_text(f'{{"text": "{role}"}}\n')
+    items = inputs.of_recipe(healthy.recipe(data={"train": "train/data.jsonl", "eval": "eval/data.jsonl"}), desk / "recipe.toml")
+    run_json: dict[str, Any] = {"data": described(items)}
+    paths, nodes, at_node = RunPaths(tmp_path / "runs" / "r"), Nodes(tmp_path / "nodes"), RunPaths(tmp_path / "supervisor")
+    start_run._snapshot(
+        paths, cast(Any, type("Prepared", (), {"recipe_path": desk / "recipe.toml", "recipe_text": None, "material": items}))
+    )
+    start.ship_material(nodes, ["a"], items, lambda text: None)
+    at_node.root.mkdir()
+    (at_node.root / "run.json").write_text(json.dumps(run_json))
+    for _ in range(2):  # of a second attempt, too
+        supervisor_host._link_data(str(tmp_path / "nodes" / "a"), str(at_node.root))
+    for item in items:
+        assert item.local is not None
+        item.local.write_text("edited\n")
+    for place in (paths, at_node):
+        again = {item.role: item.local for item in inputs.of_run(place, run_json)}
+        assert {role: local.read_text() for role, local in again.items() if local} == {
+            role: f'{{"text": "{role}"}}\n' for role in ("train", "eval")
+        }
+        assert {local.name for local in again.values() if local} == {"data.jsonl"} and len(list(place.code.rglob("data.jsonl"))) == 2
+
+
 def test_a_supervisor_on_a_node_takes_the_program_from_there(desk: Path, tmp_path: Path) -> None:
     items = of(desk)
     nodes = Nodes(tmp_path / "nodes")
     start.ship_material(nodes, ["a"], items, lambda text: None)
     here = tmp_path / "supervisor"
     here.mkdir()
-    import json
-
     (here / "run.json").write_text(json.dumps({"data": described(items)}))
     supervisor_host._link_data(str(tmp_path / "nodes" / "a"), str(here))
     assert (here / "code" / "lib" / "deep.py").read_text() == "NAME = 'deep'\n"

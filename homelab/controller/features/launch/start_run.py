@@ -119,11 +119,13 @@ def _failure_written_down(paths: RunPaths, plan: Plan) -> Iterator[None]:
 
 def _snapshot(paths: RunPaths, prepared: Prepared) -> None:
     """The recipe as it was, and what was shipped (while small): recovery from this folder needs no other file."""
-    files = [(item.local, item.name) for item in prepared.material if item.local]
+    files = [(item.local, item.name, str(item.sha256)) for item in prepared.material if item.local]
     if prepared.recipe_text is None:
-        files.append((prepared.recipe_path, prepared.recipe_path.name))
+        files.append((prepared.recipe_path, prepared.recipe_path.name, ""))
     else:
         store.write_text(paths.code / prepared.recipe_path.name, prepared.recipe_text)
-    for source, name in files:
-        if source.stat().st_size <= _KEEP_COPY_BYTES:
-            store.copy(source, paths.code / name)
+    kept: set[str] = set()
+    for source, name, sha256 in files:
+        if source.stat().st_size <= _KEEP_COPY_BYTES:  # rows to train on and held-out ones may have one name in two folders
+            store.copy(source, paths.code / sha256 / name if name in kept else paths.code / name)
+            kept.add(name)
