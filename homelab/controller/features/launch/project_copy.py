@@ -14,8 +14,10 @@ from pathlib import Path
 from homelab.controller.attempt.script_imports import MOST_BYTES, MOST_FILES
 from homelab.controller.base import links
 from homelab.controller.base.errors import InputError
+from homelab.controller.base.hint import Command, Hint
 from homelab.controller.base.units import megabytes
 from homelab.controller.config.program_command import WRAPPER, Program
+from homelab.shared.protocol.file_kind import half_character
 
 _LEFT_OUT = ("__pycache__", "node_modules", "venv", "runs", "models", "wandb", "outputs")  # where git does not say
 _SHOWN = 5
@@ -29,6 +31,7 @@ def recipe_of(program: Program, folder: Path) -> Iterator[Path]:
     if not program.is_module and not (folder / program.target).is_file():
         raise InputError("this program does not exist", where=str(folder / program.target), hint=f"ls {shlex.quote(str(folder))}")
     names = files(folder)
+    _refuse_not_utf8(names, program, folder)
     for name in names:
         links.refuse_leaving(folder / name, folder, f"{folder / name}, which would be sent to the nodes")
     _refuse_too_much(names, folder)
@@ -69,6 +72,30 @@ def files(folder: Path) -> list[str]:
         if os.path.islink(folder / name) and not os.path.isfile(folder / name):
             links.refuse_leaving(folder / name, folder, f"{folder / name}, which would be sent to the nodes")
     return sorted(name for name in shown if (folder / name).is_file())
+
+
+def _refuse_not_utf8(names: Sequence[str], program: Program, folder: Path) -> None:
+    """The recipe names these files and holds these words, and a recipe is UTF-8."""
+    word = next(filter(half_character, (program.target, *program.args)), None)
+    name = next(filter(half_character, names), None)
+    if name is None and word is None:
+        return
+    shown = os.fsencode(name or word or "").decode("utf-8", "replace")
+    if name is None:
+        hint = "rename the file that it means, and type the new name"
+        raise InputError("this word is not UTF-8, and a recipe cannot hold it", where=f"homelab run, {shown}", hint=hint)
+    parts = Path(name).parts
+    place = next(number for number, part in enumerate(parts) if half_character(part))
+    better = "".join(os.fsencode(one).decode("cp1252", "replace") if half_character(one) else one for one in parts[place])
+    beside = folder.joinpath(*parts[:place])
+    better = better.replace("\ufffd", "_")
+    while os.path.lexists(beside / better):
+        better = f"_{better}"
+    code = f"import os; os.rename({os.fsencode(beside / parts[place])!r}, {os.fsencode(beside / better)!r})"
+    raise InputError(
+        "the name of this file is not UTF-8, and a recipe cannot hold it", where=f"{folder}/{shown}",
+        hint=Hint("{}; or move it out of this folder: then it is not sent", Command(f"python3 -c {shlex.quote(code)}")),
+    )  # fmt: skip
 
 
 def _refuse_too_much(names: Sequence[str], folder: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from homelab.controller.base.errors import InputError
+from homelab.controller.base.hint import Hint
 from homelab.controller.config.load import load_recipe
 from homelab.controller.config.program_command import WRAPPER, parsed
 from homelab.controller.features.launch import project_copy
@@ -57,3 +58,26 @@ def test_too_much_and_nothing_are_refused(folder: Path, monkeypatch: pytest.Monk
     ):
         pass
     assert "the largest: " in refused.value.where and ".gitignore" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("name", ["caf\udce9.txt", "caf\udce9's/part one.txt"])
+def test_a_name_that_is_no_utf8_is_refused_with_the_command_that_renames_it(folder: Path, name: str) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("x")
+    (folder / "café.txt").write_text("mine")
+    with pytest.raises(InputError, match="not UTF-8") as refused, project_copy.recipe_of(parsed(["python", "train.py"]), folder):
+        pass
+    assert refused.value.where.startswith(f"{folder}/caf\ufffd")
+    assert isinstance(refused.value.hint, Hint)
+    subprocess.run(["sh", "-c", refused.value.hint.commands[0]], check=True, timeout=20, cwd="/")
+    with project_copy.recipe_of(parsed(["python", "train.py"]), folder) as file:
+        script = load_recipe(file).script
+        assert script is not None and name.replace("\udce9", "é").replace("café.txt", "_café.txt") in script.files
+    assert (folder / "café.txt").read_text() == "mine"
+
+
+def test_a_word_that_is_no_utf8_is_refused(folder: Path) -> None:
+    words = ["python", "train.py", "--data", "/data/caf\udce9"]
+    with pytest.raises(InputError, match="not UTF-8") as refused, project_copy.recipe_of(parsed(words), folder):
+        pass
+    assert refused.value.hint and "caf\ufffd" in refused.value.where
