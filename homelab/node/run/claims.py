@@ -200,7 +200,9 @@ def _refuse_overtaken(folder: str, run: str, age_s: float) -> None:
     """A launch that shipped for longer than its claim counts may have been overtaken by another, which has found the cards free."""
     started = files.read_object(os.path.join(folder, ".started")) or {}
     launches = {str(started.get("run")): started} if boot_clock.passed_s(started) < age_s else {}
-    launches.update((name, its) for name, its in _claims(folder).items() if its.get("alone") and boot_clock.passed_s(its) < min(age_s, LIFE_S))
+    launches.update(
+        (name, its) for name, its in _claims(folder).items() if its.get("alone") and boot_clock.passed_s(its) < min(age_s, LIFE_S)
+    )
     for other in sorted(set(launches) - {run}):
         raise RefusedError("taken", f"another launch has taken this node meanwhile: {other}, by {launches[other].get('by')}", see(other))
 

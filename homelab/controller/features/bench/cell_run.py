@@ -115,11 +115,14 @@ class CellRun:
         if measured is None:
             return self._without_measurement(repeat, "failed", "some steps of some ranks are missing", paths)
         used = energy_of(sources, lines)
+        joules = used.kwh * JOULES_PER_KWH if used.kwh is not None and used.is_complete else None
+        # Both of the whole run: the meter does not know which steps were the warm-up.
+        tokens = sum(line.tokens or 0 for line in lines if line.kind == "train")
         return Result(
             variation=self.cell.variation, strategy=self.cell.strategy, nodes=self.cell.nodes, repeat=repeat, state="done", run=paths.name, tries=tries,
             measured=measured, plan_tokens_per_s=plan.time.tokens_per_s if plan.time else None,
             plan_is_measured=plan.time is not None and plan.time.is_measured and plan.time.wire_is_measured, devices=_devices(plan),
-            versions=_versions(sources), joules=used.kwh * JOULES_PER_KWH if used.kwh is not None and used.is_complete else None, precision=plan.precision, ended_at=time.time(),
+            versions=_versions(sources), joules=joules, joules_per_token=joules / tokens if joules is not None and tokens else None, precision=plan.precision, ended_at=time.time(),
         )  # fmt: skip
 
     def _without_measurement(self, repeat: int, state: State, because: str, paths: RunPaths | None) -> Result:

@@ -18,6 +18,7 @@ class Result(Value):
 
     refused: the launch, so that repeating it changes nothing. `plan_tokens_per_s` is the plan's word before the run, `plan_is_measured` whether
     earlier runs had measured all of it: the speed of each rank, and the wire with this strategy and as many ranks. `tries`: runs that this one took, the disturbed ones too.
+    `joules`: of its cards, in the whole run, and over all of its tokens, those of the warm-up too.
     """
 
     variation: str
@@ -34,6 +35,7 @@ class Result(Value):
     devices: dict[str, str] = {}
     versions: dict[str, str] = {}
     joules: float | None = None
+    joules_per_token: float | None = None
     precision: str = ""
     ended_at: float = 0.0
 

@@ -34,11 +34,11 @@ def as_csv(results: Iterable[Result]) -> str:
             row |= {name: _digits(getattr(measured, name)) for name in COLUMNS if name in type(measured).model_fields}
             row["memory_bytes_most"] = max(measured.memory_bytes.values(), default=None)
             row["memory_bytes_by_rank"] = _pairs(measured.memory_bytes)
-            row["joules_per_token"] = None if result.joules is None else _digits(result.joules / measured.tokens)
         writer.writerow(
             row | {
                 "nodes": " ".join(result.nodes), "node_count": len(result.nodes), "devices": _pairs(result.devices), "versions": _pairs(result.versions),
-                "plan_tokens_per_s": _digits(result.plan_tokens_per_s), "ended_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(result.ended_at)),
+                "plan_tokens_per_s": _digits(result.plan_tokens_per_s), "joules_per_token": _digits(result.joules_per_token),
+                "ended_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(result.ended_at)),
             }
         )  # fmt: skip
     return text.getvalue()
