@@ -12,9 +12,9 @@ PROBES = (
     "system",
     "resources",
     "python",
+    "xid",
     "gpu",
     "amd",
-    "xid",
     "network",
     "model",
     "speed_profiles",
@@ -28,12 +28,13 @@ PROBES = (
 def collect(request: JsonObject) -> JsonObject:
     """The facts (types: `homelab.controller.facts.node.Facts`).
 
-    `request`: node, workdir, peers, port, model, revision, method {"kind"}, data {role: path}.
+    `request`: node, workdir, peers, port, model, revision, method {"kind"}, data {role: path}. A probe finds there, too, as "facts", what
+    the probes before it have answered.
     """
     facts: JsonObject = {"node": request["node"], "broken": {}}
     for name in PROBES:
         try:
-            facts[name] = importlib.import_module("homelab.node.probes." + name).read(request)
+            facts[name] = importlib.import_module("homelab.node.probes." + name).read({**request, "facts": facts})
         except Exception as error:  # noqa: BLE001 - one broken probe takes nothing from the others
             facts["broken"][name] = (f"{type(error).__name__}: {error}")[:300]
     return facts

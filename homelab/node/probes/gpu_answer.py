@@ -1,7 +1,7 @@
 """The cache of torch's answer about the cards. The question takes 4 to 10 s, and half a gigabyte of every card meanwhile.
 
-The answer is valid until something changes that it depends on: this start of the machine, the driver, the cards and their order, the
-settings that hide cards, the files of torch and bitsandbytes, or the question itself. Only the answer that every card computes is
+The answer is valid until something changes that it depends on: this start of the machine, its sleep since, the driver and its error
+reports, the cards and their order, the settings that hide cards, the files of torch and bitsandbytes, or the question itself. Only the answer that every card computes is
 kept; after a failure torch is asked again, because somebody may have fixed it.
 """
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
 
 _BOOT = "/proc/sys/kernel/random/boot_id"
+_SUSPENDS = "/sys/power/suspend_stats/success"
 _LAYERS = {quantisation.NF4: "four_bit", quantisation.INT8: "eight_bit", None: None}
 _HIDING = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 # of a card where nvidia-smi names no process (containers, WSL2): more memory in use means that a program computes there
@@ -41,7 +42,7 @@ def answer(request: JsonObject, gpu_facts: JsonObject, question: str, ask: Calla
     method = request.get("method") or {}
     layer = _LAYERS[quantisation.of(method.get("kind"), method.get("base"))]
     path = paths.gpu_file(request["workdir"]) if request.get("workdir") else None
-    mark = _mark(gpu_facts, question)
+    mark = _mark(request, gpu_facts, question)
     kept = (files.read_object(path) if path else None) or {}
     if mark["boot"] and kept.get("mark") == mark and _is_well(kept.get("answer"), layer):
         return kept["answer"]
@@ -55,9 +56,13 @@ def answer(request: JsonObject, gpu_facts: JsonObject, question: str, ask: Calla
     return fresh
 
 
-def _mark(gpu_facts: JsonObject, question: str) -> JsonObject:
+def _mark(request: JsonObject, gpu_facts: JsonObject, question: str) -> JsonObject:
+    reports = (request.get("facts") or {}).get("xid") or ()
     return {
         "boot": files.text(_BOOT) or None,
+        # CUDA often fails after sleep, while nvidia-smi answers as before
+        "suspends": files.integer(_SUSPENDS),
+        "reports": [[report["code"], report["bus_id"], report["count"]] for report in reports],
         "driver": gpu_facts["driver_version"],
         "cards": [card.get("uuid") or card.get("bus_id") for card in gpu_facts["cards"]],
         "python": sys.executable,

@@ -10,6 +10,7 @@ import pytest
 
 from homelab.controller.checks.gpu import torch_build
 from homelab.controller.facts.node import Facts
+from homelab.node import facts
 from homelab.node.probes import gpu, gpu_answer
 from homelab.node.system import processes
 from tests.controller.checks import fake_gpu, healthy
@@ -51,7 +52,7 @@ def test_it_is_asked_once(request_: dict[str, Any]) -> None:
     assert torch.asked == [None, "four_bit", "eight_bit"]
 
 
-@pytest.mark.parametrize("what", ["driver", "cards", "question", "boot", "torch", "hiding", "damaged", "failed"])
+@pytest.mark.parametrize("what", ["driver", "cards", "question", "boot", "sleep", "xid", "torch", "hiding", "damaged", "failed"])
 def test_it_is_asked_again_when_something_has_changed(
     request_: dict[str, Any], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,6 +72,11 @@ def test_it_is_asked_again_when_something_has_changed(
     elif what == "boot":
         (tmp_path / "boot").write_text("of today\n")
         monkeypatch.setattr(gpu_answer, "_BOOT", str(tmp_path / "boot"))
+    elif what == "sleep":
+        (tmp_path / "success").write_text("3\n")
+        monkeypatch.setattr(gpu_answer, "_SUSPENDS", str(tmp_path / "success"))
+    elif what == "xid":
+        request_ = {**request_, "facts": {"xid": [{"code": 79, "bus_id": "0000:01:00", "count": 1, "last_s_ago": 9.0, "program": None}]}}
     elif what == "torch":
         (package / "__init__.py").write_text("raise ImportError('another one')")
     elif what == "hiding":
@@ -79,6 +85,32 @@ def test_it_is_asked_again_when_something_has_changed(
         (tmp_path / "w" / "gpu.json").write_text("[1")
     gpu_answer.answer(request_, told, question, torch)
     assert len(torch.asked) == 2
+
+
+def test_a_report_that_grows_older_is_no_news(request_: dict[str, Any]) -> None:
+    torch = Torch()
+    for ago in (9.0, 99.0):
+        report = {"code": 31, "bus_id": "0000:01:00", "count": 2, "last_s_ago": ago, "program": "python"}
+        gpu_answer.answer({**request_, "facts": {"xid": [report]}}, TOLD, "?", torch)
+    assert torch.asked == [None]
+
+
+def test_a_new_error_report_of_the_driver_has_torch_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    fake_gpu.nvidia_smi(tmp_path / "bin", fake_gpu.reply("nvidia-smi-575-rtx5070ti.xml"))
+    monkeypatch.setattr(facts, "PROBES", tuple(name for name in facts.PROBES if name in ("gpu", "xid")))
+    asked = []
+    monkeypatch.setattr(
+        gpu, "_gpu_probe", lambda cards, layer: asked.append(layer) or {"devices": [{"matmul_ok": True, "capability": [12, 0]}]}
+    )
+    for lines in (0, 0, 1):
+        log = "".join(f"[{number}.5] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n" for number in range(lines))
+        (tmp_path / "log").write_text(log)
+        (tmp_path / "bin" / "dmesg").write_text(f"#!/bin/sh\ncat {tmp_path / 'log'}\n")
+        (tmp_path / "bin" / "dmesg").chmod(0o755)
+        answer = facts.collect({"workdir": str(tmp_path), "node": "n"})
+        assert not answer["broken"] and len(answer["xid"]) == lines
+    assert len(asked) == 2
 
 
 def test_nobody_asks_where_a_run_of_ours_computes(request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

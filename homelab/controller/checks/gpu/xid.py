@@ -70,7 +70,7 @@ def xid(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
 
 
 def _computes(facts: Facts) -> bool:
-    """Whether every card worked when it was asked just now: then it was reset since."""
+    """Whether every card has worked since the last report (the node keeps no older answer): then it was reset since."""
     devices = (facts.gpu.torch or {}).get("devices") or []
     return bool(facts.gpu.cards) and len(devices) == len(facts.gpu.cards) and all(device.get("matmul_ok") for device in devices)
 
