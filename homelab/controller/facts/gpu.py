@@ -65,3 +65,8 @@ class NvidiaFacts(WireModel):
     left_out: Cards = ()  # by the choice in cluster.toml (`homelab.controller.planning.machines.cards`), never by the node
     torch: TorchView = None  # torch's own view: arch list, matmul result per device; None on CPU nodes; "not_asked": by these runs in use
     on_bus: NvidiaOnBus | None = None  # read only where nvidia-smi shows no card
+
+    @property
+    def are_on_bus(self) -> bool:
+        """Whether the machine sees cards of NVIDIA that its driver does not show."""
+        return self.on_bus is not None and self.on_bus.cards > 0

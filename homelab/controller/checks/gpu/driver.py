@@ -28,7 +28,7 @@ def missing(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         lines = [line for line in facts.gpu.nvidia_smi.splitlines() if line.strip()] or [""]
         line = next((line for line in lines if nvidia_answer.kind_of(line)), lines[0])
         yield _complaint(nvidia_answer.kind_of(line), first_line(line), node, facts)
-    elif not facts.amd:  # gpu.amd says what there is
+    elif not facts.amd or facts.gpu.are_on_bus:  # else gpu.amd says what there is
         yield _not_installed(node, facts)
 
 

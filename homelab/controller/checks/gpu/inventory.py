@@ -39,8 +39,8 @@ def inventory(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]
 
 @check("gpu.amd", "the cards of cluster.toml are NVIDIA's", worst="fail", sees="amd", after="gpu.xid")
 def amd(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
-    """fail where the owner counts on a card of AMD: nothing would be trained on it."""
-    if node.gpus and facts.amd and not facts.gpu.cards:
+    """fail where the owner counts on a card of AMD: nothing would be trained on it. Silent where a card of NVIDIA waits for its driver."""
+    if node.gpus and facts.amd and not facts.gpu.cards and not facts.gpu.are_on_bus:
         cards_text = listed(card.name for card in facts.amd)
         message = f"{cards_text} is a card of AMD, and training needs CUDA: this node would compute on its CPU; together with NVIDIA nodes it is left out"
         yield Problem("fail", message, f"edit cluster.toml, node {node.name}: gpus = []")
