@@ -91,20 +91,25 @@ def kind(name: str, networks: str = _NETWORKS) -> str:
     place = os.path.join(networks, name)
     if os.path.isdir(os.path.join(place, "wireless")) or os.path.exists(os.path.join(place, "phy80211")):
         return "wifi"
-    if name.startswith(_VIRTUAL) or os.path.exists(os.path.join(place, "tun_flags")):
-        return "virtual"
-    if "DEVTYPE=wireguard" in files.text(os.path.join(place, "uevent")):
-        return "virtual"
-    return "virtual" if _is_empty_bridge(place, networks) else "physical"
-
-
-def _is_empty_bridge(place: str, networks: str) -> bool:
-    """A bridge on which only containers and virtual machines are: no port of it is a device that one can touch."""
     try:
         members = os.listdir(os.path.join(place, "brif"))
+    except OSError:  # no bridge
+        is_virtual = name.startswith(_VIRTUAL) or os.path.exists(os.path.join(place, "tun_flags"))
+        return "virtual" if is_virtual or "DEVTYPE=wireguard" in files.text(os.path.join(place, "uevent")) else "physical"
+    # A router's br-lan has a name as Docker's bridges have it: what is in it says what it is.
+    return "physical" if any(_is_over_a_device(member, networks) for member in members) else "virtual"
+
+
+def _is_over_a_device(name: str, networks: str, depth: int = 4) -> bool:
+    """Whether it is a device that one can touch, or stands on one: a bond and a VLAN name theirs by `lower_` links, and may stand on each other."""
+    place = os.path.join(networks, name)
+    if os.path.exists(os.path.join(place, "device")):
+        return True
+    try:
+        below = [entry[len("lower_") :] for entry in os.listdir(place) if entry.startswith("lower_")]
     except OSError:
         return False
-    return not any(os.path.exists(os.path.join(networks, member, "device")) for member in members)
+    return depth > 0 and any(_is_over_a_device(other, networks, depth - 1) for other in below)
 
 
 def _ioctl(probe: socket.socket, name: str, request: int) -> bytes | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,34 @@ def test_a_bridge_is_physical_when_a_cable_is_in_it(tmp_path: Path) -> None:
     assert ports.kind("br0", str(tmp_path)) == "virtual"
     (tmp_path / "enp3s0" / "device").mkdir(parents=True)
     assert ports.kind("br0", str(tmp_path)) == "physical"
+
+
+@pytest.mark.parametrize(
+    "bridge, below",
+    [
+        ("vmbr0", ["bond0", "enp3s0"]),
+        ("vmbr0", ["eth0.10", "eth0"]),
+        ("br0", ["bond0.10", "bond0", "eth0"]),
+        ("br-lan", ["eth0"]),
+        ("lxdbr0", ["eth0"]),
+    ],
+)
+def test_a_bridge_over_a_bond_or_a_vlan_is_physical_whatever_its_name(tmp_path: Path, bridge: str, below: list[str]) -> None:
+    (tmp_path / bridge / "brif" / below[0]).mkdir(parents=True)
+    (tmp_path / bridge / "brif" / "veth1").mkdir()
+    (tmp_path / "veth1").mkdir()
+    for upper, lower in pairwise(below):
+        (tmp_path / upper / f"lower_{lower}").mkdir(parents=True)
+    assert ports.kind(bridge, str(tmp_path)) == "virtual"
+    (tmp_path / below[-1] / "device").mkdir(parents=True)
+    assert ports.kind(bridge, str(tmp_path)) == "physical"
+
+
+def test_interfaces_that_name_each_other_are_no_device(tmp_path: Path) -> None:
+    (tmp_path / "br0" / "brif" / "a").mkdir(parents=True)
+    (tmp_path / "a" / "lower_b").mkdir(parents=True)
+    (tmp_path / "b" / "lower_a").mkdir(parents=True)
+    assert ports.kind("br0", str(tmp_path)) == "virtual"
 
 
 def test_a_wireguard_by_any_name(tmp_path: Path) -> None:
