@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
 
 _TABLE = re.compile(r"^table (\S+) (\S+) \{")
+_FIREWALLD = re.compile(r"^table \S+ firewalld \{", re.MULTILINE)
 _CHAIN = re.compile(r"^\s*chain (\S+) \{")
 _JUMP = re.compile(r"\b(?:jump|goto) (\S+)")
 _DROPS = re.compile(r"\b(?:drop|reject)\b")
@@ -35,7 +36,7 @@ def look() -> JsonObject:
         return dict(
             facts, firewall="ufw", firewall_chains=[], firewall_out="ufw" if out or _ufw_stops_out() else None, firewall_out_chains=[]
         )
-    if _is_alive("/run/firewalld.pid"):
+    if _FIREWALLD.search(rules) or _runs_firewalld():
         return dict(facts, firewall="firewalld", firewall_chains=[])
     chains = parse_nft(rules)
     return dict(facts, firewall="nftables" if chains else None, firewall_chains=chains)
@@ -49,9 +50,10 @@ def _ufw_stops_out(path: str = "/etc/default/ufw") -> bool:
     return re.search(r'(?m)^DEFAULT_OUTPUT_POLICY="?(?:DROP|REJECT)', files.text(path)) is not None
 
 
-def _is_alive(pid_file: str) -> bool:
-    pid = files.integer(pid_file)
-    return pid is not None and os.path.isdir(f"/proc/{pid}")
+def _runs_firewalld(processes: str = "/proc") -> bool:
+    """By its name: Fedora and RHEL start it with --nopid, so no file names its process."""
+    names = [name for name in os.listdir(processes) if name.isdigit()]
+    return any(files.text(f"{processes}/{name}/comm") == "firewalld" for name in names)
 
 
 def _ruleset() -> str | None:

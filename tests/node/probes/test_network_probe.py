@@ -122,11 +122,35 @@ def test_ufw_that_stops_what_leaves(tmp_path: Path) -> None:
     assert not firewall._ufw_stops_out(str(tmp_path / "none"))
 
 
+def test_firewalld_by_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Fedora starts it: /usr/bin/python3 -sP /usr/sbin/firewalld --nofork --nopid."""
+    (tmp_path / "self").mkdir()
+    (tmp_path / "812").mkdir()
+    (tmp_path / "812" / "comm").write_text("firewalld-not\n")
+    assert not firewall._runs_firewalld(str(tmp_path))
+    (tmp_path / "813").mkdir()
+    (tmp_path / "813" / "comm").write_text("firewalld\n")
+    assert firewall._runs_firewalld(str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(firewall, "_ufw_is_enabled", lambda: False)
+    monkeypatch.setattr(firewall, "_runs_firewalld", lambda: True)
+    assert firewall.look()["firewall"] == "firewalld"
+
+
+def test_firewalld_by_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = "table inet firewalld {\n\tchain filter_INPUT {\n\t\ttype filter hook input priority 10; policy accept;\n\t\treject\n\t}\n}\n"
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(firewall, "_ufw_is_enabled", lambda: False)
+    monkeypatch.setattr(firewall, "_ruleset", lambda: rules)
+    found = firewall.look()
+    assert (found["firewall"], found["firewall_chains"]) == ("firewalld", [])
+
+
 def test_what_leaves_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
     ruleset = "table inet hb {\n\tchain c {\n\t\ttype filter hook output priority 0; policy accept;\n\t\treject\n\t}\n}\n"
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(firewall, "_ufw_is_enabled", lambda: False)
-    monkeypatch.setattr(firewall, "_is_alive", lambda pid_file: False)
+    monkeypatch.setattr(firewall, "_runs_firewalld", lambda: False)
     for rules, out, is_seen in ((ruleset, ["inet hb c"], True), ("", [], True), (None, [], False)):
         monkeypatch.setattr(firewall, "_ruleset", lambda rules=rules: rules)
         monkeypatch.setattr(firewall, "_nftables_conf", lambda: "")
