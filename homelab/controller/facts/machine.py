@@ -58,6 +58,7 @@ class PythonFacts(WireModel):
     """The Python that answered, and the packages beside it."""
 
     executable: str = ""
+    is_another: bool = False  # nothing is at the path of cluster.toml, and the node's python3 answered in its place
     made_by_setup: bool = False  # its environment was made by `homelab setup`
     version: str = ""
     packages: dict[str, str | None] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from homelab.controller.base.shell import in_sh, quote_path
+from homelab.shared.protocol.code import ANOTHER_PYTHON
 
 ANSWER_MARK = "homelab-answer-begins-here"
 """The node's Python begins after this line: what a shell prints on start (a greeting in .bashrc) comes before it."""
@@ -16,13 +17,14 @@ def agent_command(python: str, code_dir: str, verb: str) -> str:
     """Shell text that runs one verb of the shipped agent; exit code 97 when the code is not there yet, 98 without any Python.
 
     What the agent's Python prints comes after ANSWER_MARK, what the agent itself prints after AGENT_MARK. Its Python is in UTF-8 mode: file names mean the same in every locale.
-    Falls back to `python3` where the configured Python is missing, so that the other checks can still speak; the facts then
-    name the interpreter that answered, and the Python check fails.
+    Falls back to `python3` where the configured Python is missing, so that the other checks can still speak. A variable then says so to the
+    facts, and the Python check fails: a wrapper at the configured path ends in another executable, too.
     """
     code, configured = quote_path(code_dir), quote_path(python)
     return in_sh(
-        f'test -e {code}/complete || exit 97; p={configured}; test -f "$p" -a -x "$p" || p=$(command -v python3) || exit 98; '
-        f'echo {ANSWER_MARK}; PYTHONUTF8=1 PYTHONPATH={code} exec "$p" -m homelab.node {shlex.quote(verb)} {AGENT_MARK}'
+        f"test -e {code}/complete || exit 97; p={configured}; o=; "
+        f'test -f "$p" -a -x "$p" || {{ o=1; p=$(command -v python3); }} || exit 98; echo {ANSWER_MARK}; '
+        f'{ANOTHER_PYTHON}=$o PYTHONUTF8=1 PYTHONPATH={code} exec "$p" -m homelab.node {shlex.quote(verb)} {AGENT_MARK}'
     )
 
 

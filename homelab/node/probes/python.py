@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import homelab
 from homelab.node.setup import record
-from homelab.shared.protocol.code import code_digest, contents, shipped_files
+from homelab.shared.protocol.code import ANOTHER_PYTHON, code_digest, contents, shipped_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,6 +30,7 @@ def read(request: JsonObject) -> JsonObject:
     """Interpreter, who made its environment, versions of packages, CUDA version of torch."""
     return {
         "executable": sys.executable,
+        "is_another": bool(os.environ.get(ANOTHER_PYTHON)),
         "made_by_setup": os.path.realpath(sys.prefix) in map(os.path.realpath, record.read()["folders"]),
         "version": platform.python_version(),
         "packages": versions(PACKAGES, sys.path),

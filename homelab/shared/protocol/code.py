@@ -6,6 +6,8 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator
 
+ANOTHER_PYTHON = "HOMELAB_ANOTHER_PYTHON"
+"""The variable of the agent's environment that is not empty where nothing is at the path of cluster.toml, and python3 runs it instead."""
 SHIPPED_ROOMS = ("node", "shared", "worker")
 
 

@@ -70,7 +70,7 @@ def test_full_training_by_unsloth_is_refused() -> None:
 
 def test_nodes_that_have_nothing_are_told_to_install_what_was_tested() -> None:
     seen = healthy.gpu(recipe("unsloth"), names=healthy.NAMES[:1])
-    seen = healthy.with_facts(seen, healthy.NAMES[0], python={"executable": "/usr/bin/python3", "packages": {}})
+    seen = healthy.with_facts(seen, healthy.NAMES[0], python={"is_another": True, "executable": "/usr/bin/python3", "packages": {}})
     seen = replace(seen, cluster=interpreter.for_recipe(seen.cluster, seen.recipe))
     (finding,) = [found for found in registry.judge_all(seen, ()) if found.check == "python.interpreter"]
     assert "there is no Python at ~/.homelab/unsloth/bin/python" in finding.message

@@ -165,9 +165,16 @@ def test_a_python_that_is_old_but_can_run_the_agent_speaks(cluster: Cluster, rem
 
 def test_where_python_is_missing_another_one_answers(cluster: Cluster) -> None:
     with agent_of(cluster, python="/nowhere/bin/python") as agent:
-        assert agent.ask("facts", {"peers": []})["python"]["executable"] != "/nowhere/bin/python"
+        python = agent.ask("facts", {"peers": []})["python"]
+        assert python["executable"] != "/nowhere/bin/python" and python["is_another"] is True
     with agent_of(cluster, python="/usr") as agent:
-        assert agent.ask("facts", {"peers": []})["python"]["version"], "a folder is no Python either"
+        assert agent.ask("facts", {"peers": []})["python"]["is_another"] is True, "a folder is no Python either"
+
+
+def test_a_wrapper_at_the_configured_path_is_the_configured_python(cluster: Cluster, remote_lab: Lab) -> None:
+    shim = python_at(home(remote_lab, "node1"), f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    with agent_of(cluster, python=shim) as agent:
+        assert agent.ask("facts", {"peers": []})["python"]["is_another"] is False
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from homelab.controller.base.hint import NO_COMMAND, Command, Hint, homelab
 from homelab.controller.checks.check import Problem, check
 from homelab.controller.checks.evidence import Evidence
-from homelab.controller.checks.machine import version_drift
 from homelab.controller.checks.machine.install_commands import ARCH, DEBIAN, FEDORA, UBUNTU, by_distribution
 from homelab.controller.config.cluster import Node
 from homelab.controller.facts.machine import CompilerFacts
@@ -35,7 +34,7 @@ def compiler(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     The node answers for such a recipe alone: on a CPU, and without Unsloth, nothing is compiled.
     """
     seen = facts.python.compiler
-    if seen is None or not facts.gpu.cards or version_drift.is_fallback(node, facts):
+    if seen is None or not facts.gpu.cards or facts.python.is_another:
         return
     if seen.compiler is None:
         message = "Unsloth compiles C at its first step, and there is no compiler: neither gcc nor clang, nor the one that CC names"

@@ -27,7 +27,7 @@ OLDEST = (3, 11)
 @check("python.interpreter", "there is a Python at the path of cluster.toml", worst="fail", sees="python", is_certain=True)
 def interpreter(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where nothing is at the configured path and the agent was started with another Python."""
-    if version_drift.is_fallback(node, facts):
+    if facts.python.is_another:
         message = f"there is no Python at {node.python}; {facts.python.executable} answered instead"
         # What a program of the user's needs, nobody but them knows.
         create = create_environment(node, _wanted(evidence)) if _is_script(evidence) else setup(node)
@@ -41,7 +41,7 @@ def interpreter(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Proble
 @check("python.version", f"Python is {'.'.join(map(str, OLDEST))} or newer, and the same x.y on all nodes", worst="fail", sees="python")
 def version(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail for a Python that is too old for the worker, warn for another x.y than most nodes have (patches do not matter)."""
-    if version_drift.is_fallback(node, facts) or not facts.python.version:
+    if facts.python.is_another or not facts.python.version:
         return
     oldest = ".".join(map(str, OLDEST))
     if numbers(facts.python.version)[:2] < OLDEST and not _is_script(evidence):
@@ -64,7 +64,7 @@ def version(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
 )
 def missing(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail for packages that the recipe's training imports and that are not there."""
-    if version_drift.is_fallback(node, facts):
+    if facts.python.is_another:
         return
     names = [name for name in packages_needed(evidence.recipe) if not facts.python.packages.get(name)]
     if names:
@@ -81,7 +81,7 @@ def same(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
 
     Without a recipe, warn for packages that some recipes need.
     """
-    if version_drift.is_fallback(node, facts):
+    if facts.python.is_another:
         return
     yield from _other_versions("fail", evidence, node, facts, packages_compared(evidence.recipe))
     if evidence.recipe is None:
@@ -99,7 +99,7 @@ def same_build(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem
 
     Nodes with and without GPUs are compared among themselves: they need different builds.
     """
-    if version_drift.is_fallback(node, facts):
+    if facts.python.is_another:
         return
     common, peers = _common(evidence), _alike(evidence, node)
     differing = {}

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import posixpath
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from homelab.controller.checks.evidence import Evidence, answered
-from homelab.controller.config.cluster import Node
 from homelab.controller.config.interpreter import uses_unsloth
 from homelab.controller.config.recipe import Recipe
 from homelab.controller.facts.node import Facts
@@ -67,19 +65,7 @@ def packages_compared(recipe: Recipe | None) -> tuple[str, ...]:
 
 def usable(evidence: Evidence) -> dict[str, Facts]:
     """The nodes whose configured Python answered: the packages of another one say nothing."""
-    return {node.name: facts for node, facts in answered(evidence) if not is_fallback(node, facts)}
-
-
-def is_fallback(node: Node, facts: Facts) -> bool:
-    """True when the agent was started with `python3` because nothing is at the configured path.
-
-    The interpreter's own name tells it from a wrapper script at that path, which ends in another executable too.
-    """
-    if not facts.python.executable:
-        return False
-    configured = posixpath.normpath(re.sub(r"^~(?=/|$)", lambda _: facts.system.home, node.python))
-    basename = re.sub(r"^python3(\.\d+)?$", "python3", posixpath.basename(facts.python.executable))
-    return posixpath.normpath(facts.python.executable) != configured and basename == "python3"
+    return {node.name: facts for node, facts in answered(evidence) if not facts.python.is_another}
 
 
 def common_versions(facts_of: Mapping[str, Facts], names: tuple[str, ...]) -> dict[str, str]:

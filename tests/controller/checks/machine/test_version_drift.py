@@ -11,7 +11,7 @@ from homelab.controller.checks import registry
 from homelab.controller.checks.evidence import Evidence
 from homelab.controller.checks.machine import version_drift
 from tests.controller.checks import healthy
-from tests.controller.checks.healthy import cpu, gpu, packages, recipe, with_facts
+from tests.controller.checks.healthy import cpu, gpu, packages, recipe, with_facts, with_node
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -54,8 +54,16 @@ def test_a_patch_of_python_is_no_difference_and_a_node_that_does_not_know_has_no
 
 
 def test_another_pythons_packages_are_not_compared() -> None:
-    evidence = with_facts(cpu(), "laptop", python={"executable": "/usr/bin/python3", "version": "3.9.2", "packages": {"torch": "1.0"}})
+    evidence = with_facts(
+        cpu(), "laptop", python={"is_another": True, "executable": "/usr/bin/python3", "version": "3.9.2", "packages": {"torch": "1.0"}}
+    )
     assert version_drift.table(evidence) == []
+
+
+def test_the_packages_behind_a_wrapper_are_compared() -> None:
+    shim = {"executable": "/home/me/.pyenv/versions/3.11.9/bin/python3", "packages": {"torch": "1.0"}}
+    evidence = with_facts(with_node(cpu(), "laptop", python="~/.pyenv/shims/python3"), "laptop", python=shim)
+    assert ("torch", "1.0") in [(what, cells["laptop"]) for what, cells in version_drift.table(evidence)]
 
 
 def test_a_file_that_one_node_lacks_is_a_difference() -> None:
