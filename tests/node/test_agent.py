@@ -24,6 +24,7 @@ from homelab.controller.remote.poll_reply import parse_replies
 from homelab.controller.run import node_matching
 from homelab.controller.run.state import node_part
 from homelab.node import facts, paths, worker_programs
+from homelab.node.probes import data as data_probe
 from homelab.node.probes import speed_profiles
 from homelab.node.run import secret_files
 from homelab.node.storage import digests
@@ -517,6 +518,32 @@ def test_kept_digests_that_are_none_are_reckoned_anew(tmp_path: Path) -> None:
     ):
         (tmp_path / "digests.json").write_text(damaged)
         assert digests.Kept(str(tmp_path)).of(str(file))["sha256"] == hashlib.sha256(b"{}").hexdigest()
+
+
+def test_a_large_file_of_data_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each preflight read it whole: 18 GB on a hard disk took longer than the controller waited."""
+    file, link = tmp_path / "rows.jsonl", tmp_path / "rows.txt"
+    file.write_text("x\ny\nz\n")
+    link.symlink_to(file)
+    monkeypatch.setattr(digests, "SMALL_BYTES", 5)
+    read = []
+    monkeypatch.setattr(digests, "sha256_and_rows", lambda path: read.append(path) or sha256_and_rows(path))
+    request = {"workdir": str(tmp_path), "data": {"train": str(file), "eval": str(link)}}
+    first = data_probe.read(request)
+    assert data_probe.read(request) == first and len(read) == 2
+    assert (first["train"]["rows"], first["eval"]["rows"]) == (3, 1), "the name says what a row is"
+    assert first["train"]["sha256"] == hashlib.sha256(b"x\ny\nz\n").hexdigest()
+    file.write_text("x\ny\nz\nz\n")
+    assert data_probe.read(request)["train"]["rows"] == 4 and len(read) == 4
+    state = file.stat()
+    for rows in ("4", -1, [], {}):
+        entry = {"mark": [state.st_size, state.st_mtime_ns, state.st_ino], "sha256": "0" * 64, "rows": rows}
+        (tmp_path / "digests.json").write_text(json.dumps({str(file): entry}))
+        assert data_probe.read(request)["train"]["rows"] == 4, "what is kept is damaged"
+    monkeypatch.setattr(digests, "SMALL_BYTES", 32 << 20)
+    (tmp_path / "digests.json").unlink()
+    data_probe.read(request)
+    assert not (tmp_path / "digests.json").exists(), "a small file costs nothing"
 
 
 @pytest.mark.parametrize("takes_pipes", [True, False])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
 
 _PCI = "/sys/bus/pci/devices"
-_PROBE_TIMEOUT_S = 75  # with nvidia-smi's own limit it must stay within the 120 s that the controller waits for facts
+_PROBE_TIMEOUT_S = 75
 
 
 def read(request: JsonObject) -> JsonObject:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from homelab.node import paths
 from homelab.shared.protocol import files
-from homelab.shared.protocol.digest import file_sha256, sampled
+from homelab.shared.protocol.digest import file_sha256, sampled, sha256_and_rows
 
 if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
@@ -37,10 +37,8 @@ class Kept:
         """
         path = os.path.realpath(path)
         state = os.stat(path)
-        mark = [state.st_size, state.st_mtime_ns, state.st_ino]
-        entry = self._known.get(path)
-        kept = entry.get("sha256") if isinstance(entry, dict) and entry.get("mark") == mark else None
-        kept = kept if isinstance(kept, str) and _DIGEST.fullmatch(kept) else None
+        mark = _mark(state)
+        kept = self._entry(path, mark).get("sha256")
         small = state.st_size <= SMALL_BYTES
         if kept is None and (small or deep) and time.monotonic() < self._until:
             kept = file_sha256(path)
@@ -54,6 +52,29 @@ class Kept:
             "blob": name if _DIGEST.fullmatch(name) else None,
         }
 
+    def with_rows(self, path: str) -> tuple[str, int | None]:
+        """(sha256, rows) of a file of data, as `sha256_and_rows` gives them. What is not kept is read, however long that takes. Raises OSError.
+
+        The rows depend on the file's name, so a link keeps its own.
+        """
+        mark = _mark(os.stat(path))
+        entry = self._entry(path, mark)
+        rows = entry.get("rows", "")
+        if entry and (rows is None or (isinstance(rows, int) and rows > 0)):
+            return entry["sha256"], rows
+        digest, rows = sha256_and_rows(path)
+        if mark[0] > SMALL_BYTES:
+            self._known[path] = {"mark": mark, "sha256": digest, "rows": rows}
+            self._changed = True
+        return digest, rows
+
+    def _entry(self, path: str, mark: list[int]) -> JsonObject:
+        """What is kept of a file that has this mark; nothing where that is damaged."""
+        entry = self._known.get(path)
+        if not isinstance(entry, dict) or entry.get("mark") != mark:
+            return {}
+        return entry if isinstance(entry.get("sha256"), str) and _DIGEST.fullmatch(entry["sha256"]) else {}
+
     def save(self) -> None:
         """Write the new digests. When the workdir cannot be written, the next call takes longer."""
         if not self._changed:
@@ -62,3 +83,7 @@ class Kept:
             del self._known[next(iter(self._known))]
         with contextlib.suppress(OSError):
             files.write_json(self._path, self._known)
+
+
+def _mark(state: os.stat_result) -> list[int]:
+    return [state.st_size, state.st_mtime_ns, state.st_ino]

@@ -21,23 +21,27 @@ from homelab.controller.remote import ship
 from homelab.controller.remote.fanout import Fleet, on_all
 from homelab.controller.run import hub_token, process_owner
 
-# A matmul on a cold GPU can take half a minute; an unreachable node is found by its connect time-out.
-FACTS_TIMEOUT_S = 120.0
+# The limits of all programs that the probes ask, one after the other; an unreachable node is found by its connect time-out, and one that is
+# lost meanwhile by the signs of life that SSH asks for.
+FACTS_TIMEOUT_S = 240.0
+DATA_S = 1800.0  # a hard disk reads 100 MB/s and more: 180 GB, once
 DEEP_S = 90.0  # the agent reads a model's files for 60 s at the most
 
 
 def facts(
     fleet: Fleet, *, recipe: Recipe | None, material: list[RecipeInput], port: int, say: Say = lambda text: None,
-    deep: bool = False,
+    deep: bool = False, waits_for_data: bool = False,
 ) -> Evidence:  # fmt: skip
     """What every node says of itself, unreachable ones included. Raises nothing for a node that fails.
 
-    `deep` reads the model's files to the last byte, once (the nodes keep the digests).
+    `deep` reads the model's files to the last byte, once (the nodes keep the digests). `waits_for_data`: so long that a node can read a large file
+    of data for the first time; a recovery finds its digest kept, and has no such time for a node whose disk hangs.
     """
     cluster = fleet.cluster
     on_node = {item.role: item.path for item in material if item.kind == "on-node"}
     say(f"asking {len(cluster.nodes)} node{'s' if len(cluster.nodes) > 1 else ''} for facts")
-    answers, unreachable, offsets, took = _facts(fleet, recipe, on_node, port, deep)
+    patience_s = FACTS_TIMEOUT_S + (DEEP_S if deep else 0.0) + (DATA_S if on_node and waits_for_data else 0.0)
+    answers, unreachable, offsets, took = _facts(fleet, recipe, on_node, port, deep, patience_s)
     well = [node.name for node in cluster.nodes if node.name in answers]
     latencies, _ = on_all(well, lambda name: _round_trip_ms(fleet, name))
     greetings = {name: getattr(fleet.agent(name).session, "greeting_s", 0.0) for name in latencies}
@@ -61,15 +65,15 @@ def with_links(fleet: Fleet, gathered: Evidence, *, say: Say = lambda text: None
 
 def evidence(
     fleet: Fleet, *, recipe: Recipe | None, material: list[RecipeInput], port: int, say: Say = lambda text: None,
-    measure_wire: bool = True,
+    measure_wire: bool = True, waits_for_data: bool = False,
 ) -> Evidence:  # fmt: skip
     """Everything that can be seen from here: facts and dials."""
-    gathered = facts(fleet, recipe=recipe, material=material, port=port, say=say)
+    gathered = facts(fleet, recipe=recipe, material=material, port=port, say=say, waits_for_data=waits_for_data)
     return with_links(fleet, gathered, say=say, measure_wire=measure_wire)
 
 
 def _facts(
-    fleet: Fleet, recipe: Recipe | None, data: Mapping[str, str], port: int, deep: bool
+    fleet: Fleet, recipe: Recipe | None, data: Mapping[str, str], port: int, deep: bool, patience_s: float
 ) -> tuple[dict[str, Facts], dict[str, HomelabError], dict[str, float], dict[str, float]]:
     offsets: dict[str, float] = {}
     took: dict[str, float] = {}
@@ -87,7 +91,7 @@ def _facts(
         if recipe and recipe.method:
             request["method"] = {key: getattr(recipe.method, key) for key in ("kind", "base", "rank", "targets")}
         asked_at = time.time()
-        answer = agent.ask("facts", request, timeout_s=FACTS_TIMEOUT_S + (DEEP_S if deep else 0.0))
+        answer = agent.ask("facts", request, timeout_s=patience_s)
         answered_at = time.time()
         took[name] = answered_at - asked_at
         # The node looked at its clock between the two moments: only what lies outside of them is skew for sure.

@@ -47,7 +47,8 @@ def look(
     `skip` holds ids of checks (`registry.skipped`): what only they would look at is not done either. `run_name` gives the run's name once the nodes have answered.
     """
     port = recipe.parallel.port if recipe else DEFAULT_PORT
-    evidence = gather.facts(fleet, recipe=recipe, material=items, port=port, say=say, deep=test_collective == "always")
+    deep = test_collective == "always"
+    evidence = gather.facts(fleet, recipe=recipe, material=items, port=port, say=say, deep=deep, waits_for_data=True)
     evidence = _with_free_port(fleet, evidence)
     with ThreadPoolExecutor(max_workers=2, thread_name_prefix="sample") as pool:
         # The tokenizer and the build take seconds on one node each while the dials keep all wires busy.
