@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
 
 _SHM = "/dev/shm"
+_NO_COUNT = 1 << 63  # a -1 of the kernel, as Python reads it
 
 
 def read(request: JsonObject) -> JsonObject:
@@ -82,8 +83,11 @@ def _write_problem(folder: str) -> str | None:
 
 
 def free_inodes(state: os.statvfs_result | None) -> int | None:
-    """Files that can still be made; None where the file system makes inodes as it goes (btrfs and FAT report none at all)."""
-    return state.f_favail if state is not None and state.f_files > 0 else None
+    """Files that can still be made; None where the file system makes inodes as it goes: btrfs and FAT report none at all, CephFS and bcachefs
+    say -1 or the largest number that there is."""
+    if state is None or not 0 < state.f_files < _NO_COUNT or not 0 <= state.f_favail < _NO_COUNT:
+        return None
+    return state.f_favail
 
 
 def _statvfs(folder: str) -> os.statvfs_result | None:

@@ -310,10 +310,14 @@ def test_a_workdir_that_cannot_be_written(workdir: str, words: str) -> None:
     assert (found["workdir_writable"], found["workdir_problem"]) == (False, words)
 
 
-@pytest.mark.parametrize(("files", "expected"), [(0, None), (100, 7)])
-def test_file_systems_without_a_count_of_inodes(files: int, expected: int | None) -> None:
+@pytest.mark.parametrize(
+    ("files", "free", "expected"),
+    [(0, 7, None), (100, 7, 7), (100, 0, 0), (812, -1, None), (812, 2**64 - 1, None), (2**64 - 1, 7, None), (2**63, 2**63, None)],
+    ids=["btrfs", "ext4", "full", "CephFS", "bcachefs", "no end", "half of no end"],
+)
+def test_file_systems_without_a_count_of_inodes(files: int, free: int, expected: int | None) -> None:
     class State:
-        f_files, f_favail = files, 7
+        f_files, f_favail = files, free
 
     assert resources.free_inodes(cast(Any, State())) == expected
 
