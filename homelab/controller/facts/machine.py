@@ -14,6 +14,7 @@ class SystemFacts(WireModel):
     """Who the login is on which system, the clock, processors and memory."""
 
     time: float | None = None
+    time_s_ago: float | None = None  # how long before the end of the answer the clock was read
     hostname: str = ""
     user: str = ""
     home: str = ""

@@ -94,10 +94,11 @@ def _facts(
         answer = agent.ask("facts", request, timeout_s=patience_s)
         answered_at = time.time()
         took[name] = answered_at - asked_at
-        # The node looked at its clock between the two moments: only what lies outside of them is skew for sure.
+        # The node looked at its clock between two moments: only what lies outside of them is skew for sure.
         facts = Facts.model_validate(answer)
         if facts.system.time is not None:
-            offsets[name] = min(facts.system.time - asked_at, 0.0) or max(facts.system.time - answered_at, 0.0)
+            latest = max(asked_at, answered_at - (facts.system.time_s_ago or 0.0))
+            offsets[name] = min(facts.system.time - asked_at, 0.0) or max(facts.system.time - latest, 0.0)
         return cards.chosen(fleet.cluster.node(name), _without_the_dead(facts))
 
     answers, unreachable = on_all([node.name for node in fleet.cluster.nodes], one)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from homelab.controller.attempt.inputs import RecipeInput
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.features.preflight import gather
-from homelab.node.probes import amd, gpu, nvidia, nvlink, power, xid
+from homelab.node import facts
+from homelab.node.probes import amd, data, gpu, nvidia, nvlink, power, xid
 from homelab.node.system import c_compiler, hub
 from tests import builders
 from tests.fakes import FakeFleet
@@ -26,7 +29,32 @@ def test_it_waits_longer_than_all_programs_of_a_node_that_hang_one_after_the_oth
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_preflight_waits_for_a_node_that_reads_large_data_and_a_recovery_does_not(tmp_path: Path, waits: bool) -> None:
     fleet = FakeFleet(tmp_path).answer("facts", HomelabError("asked", where="here", hint="none"))
-    data = [RecipeInput("train", "on-node", "/data/train.jsonl")]
-    gather.facts(fleet, recipe=builders.recipe(), material=data, port=29500, waits_for_data=waits)
+    material = [RecipeInput("train", "on-node", "/data/train.jsonl")]
+    gather.facts(fleet, recipe=builders.recipe(), material=material, port=29500, waits_for_data=waits)
     waited = {request["timeout_s"] for node in fleet.nodes.values() for request in node.requests}
     assert waited == {gather.FACTS_TIMEOUT_S + (gather.DATA_S if waits else 0)}
+
+
+@pytest.mark.parametrize(("offset_s", "seen_s"), [(8.0, 8.0), (-8.0, -8.0), (0.0, 0.0)])
+def test_a_clock_is_compared_at_the_moment_of_its_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offset_s: float, seen_s: float
+) -> None:
+    """The probes go on for ten seconds after it: a clock that ran eight seconds ahead was within them."""
+    now = [1_700_000_000.0]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+
+    def answer(request: Any) -> dict[str, Any]:
+        read = now[0] + offset_s
+        now[0] += 10.0
+        return {"node": "tower", "system": {"time": read, "time_s_ago": 10.0}}
+
+    fleet = FakeFleet(tmp_path, ["tower"]).answer("facts", answer)
+    seen = gather.facts(fleet, recipe=None, material=[], port=29500)
+    assert seen.clock_offsets_s["tower"] == pytest.approx(seen_s, abs=0.01)
+
+
+def test_a_node_says_how_long_ago_it_read_its_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "PROBES", ("system", "data"))
+    monkeypatch.setattr(data, "read", lambda request: time.sleep(0.2))
+    system = facts.collect({"node": "tower", "workdir": str(tmp_path)})["system"]
+    assert 0.2 <= system["time_s_ago"] < 30.0
