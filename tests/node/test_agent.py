@@ -425,6 +425,20 @@ def test_ports_and_who_holds_them() -> None:
     assert ports.state(number)["free"]
 
 
+@pytest.mark.parametrize(("low", "lowest"), [(30_001, 30_001), (50_000, 50_000), (65_400, 65_400), (65_536, 29_501), (2**62, 29_501)])
+def test_a_free_port_beside_any_that_a_recipe_may_name(low: int, lowest: int, tmp_path: Path) -> None:
+    """The range ended at 29999, so a second launch with port = 30000 was refused."""
+    port = ask("free-port", {"node": NODE, "workdir": str(tmp_path), "low": low})["port"]
+    assert lowest <= port <= 65535 and port < lowest + 500
+
+
+def test_the_last_ports_are_followed_by_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "state", lambda port, taken: {"free": port < 65_000})
+    assert ports.free_port(65_100) == 29_501
+    with pytest.raises(OSError, match="none of the 500 ports from 65001 on is free"):
+        ports.free_port(65_001)
+
+
 def test_a_kernel_without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
     true_socket = socket.socket
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _SIOCGIFCONF, _SIOCGIFNETMASK, _SIOCGIFMTU = 0x8912, 0x891B, 0x8921  # linux/sockios.h
 _IFREQ_BYTES = 40 if struct.calcsize("P") == 8 else 32
+_FIRST_PORT, _PORTS = 29501, 500
 _NETWORKS = "/sys/class/net"
 # Bridges of containers and virtual machines, and tunnels: an address on the LAN only where cluster.toml names it.
 _VIRTUAL = (
@@ -182,16 +183,20 @@ def state(port: int, taken: Mapping[int, str] | None = None) -> JsonObject:
 
 
 def answer_free_port(request: FreePortRequest) -> Port:
-    """The first free TCP port from "low" of the request on."""
+    """A free TCP port from "low" of the request on."""
     return Port(port=free_port(request.low, taken=promised(request.workdir, request.node)))
 
 
-def free_port(low: int = 29501, high: int = 29999, taken: Mapping[int, str] | None = None) -> int:
-    """A port that can be bound right now, for an attempt that must not meet the TIME_WAIT of the last one. OSError if none."""
-    for port in range(low, high):
+def free_port(low: int = _FIRST_PORT, high: int | None = None, taken: Mapping[int, str] | None = None) -> int:
+    """A port that can be bound right now, for an attempt that must not meet the TIME_WAIT of the last one: the first of [low, high), or one of
+    our own range where they end at 65535. OSError if none."""
+    ports = range(low, min(low + _PORTS if high is None else high, 65536))
+    own = range(_FIRST_PORT, _FIRST_PORT + _PORTS) if high is None and low + _PORTS > 65536 else range(0)
+    every: list[int] = [*ports, *own]
+    for port in every:
         if state(port, taken)["free"]:
             return port
-    raise OSError(f"no free port between {low} and {high}")
+    raise OSError(f"none of the {len(ports)} ports from {low} on is free")
 
 
 def _holder(port: int) -> int | None:

@@ -197,4 +197,4 @@ def _fresh_port(fleet: Fleet, names: Sequence[str], first: int, last: int) -> in
             return int(fleet.agent(name).ask("free-port", FreePortRequest(low=max(first, last) + 1))["port"])
         except HomelabError:
             continue
-    return last + 1
+    return last + 1 if last < 65535 else last - 1
