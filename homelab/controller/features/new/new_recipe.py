@@ -147,7 +147,7 @@ def _look(wish: Wish, model: str, cluster: Cluster | None, say: Say, *, objectiv
         )
     elif not wish.offline:
         with Fleet(cluster) as fleet:
-            evidence = gather.evidence(fleet, recipe=draft, material=items, port=draft.parallel.port, say=say, waits_for_data=True)
+            evidence = gather.evidence(fleet, recipe=draft, material=items, port=draft.parallel.port, say=say, for_person=True)
             if evidence.facts:
                 say("looking into the data")
                 facts_sample = data_sample.look(fleet, evidence, draft, items, _PREVIEWS)

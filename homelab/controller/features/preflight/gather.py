@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -30,18 +30,19 @@ DEEP_S = 90.0  # the agent reads a model's files for 60 s at the most
 
 def facts(
     fleet: Fleet, *, recipe: Recipe | None, material: list[RecipeInput], port: int, say: Say = lambda text: None,
-    deep: bool = False, waits_for_data: bool = False,
+    deep: bool = False, for_person: bool = False,
 ) -> Evidence:  # fmt: skip
     """What every node says of itself, unreachable ones included. Raises nothing for a node that fails.
 
-    `deep` reads the model's files to the last byte, once (the nodes keep the digests). `waits_for_data`: so long that a node can read a large file
-    of data for the first time; a recovery finds its digest kept, and has no such time for a node whose disk hangs.
+    `deep` reads the model's files to the last byte, once (the nodes keep the digests). `for_person`: a person waits, and nothing of a run is on the nodes.
+    A node may then take the time to read a large file of data for the first time, and Ctrl-C gives all nodes up. A recovery finds the digest kept,
+    has no time for a node whose disk hangs, and asks the nodes more after Ctrl-C.
     """
     cluster = fleet.cluster
     on_node = {item.role: item.path for item in material if item.kind == "on-node"}
     say(f"asking {len(cluster.nodes)} node{'s' if len(cluster.nodes) > 1 else ''} for facts")
-    patience_s = FACTS_TIMEOUT_S + (DEEP_S if deep else 0.0) + (DATA_S if on_node and waits_for_data else 0.0)
-    answers, unreachable, offsets, took = _facts(fleet, recipe, on_node, port, deep, patience_s)
+    patience_s = FACTS_TIMEOUT_S + (DEEP_S if deep else 0.0) + (DATA_S if on_node and for_person else 0.0)
+    answers, unreachable, offsets, took = _facts(fleet, recipe, on_node, port, deep, patience_s, fleet.give_up_all if for_person else None)
     well = [node.name for node in cluster.nodes if node.name in answers]
     latencies, _ = on_all(well, lambda name: _round_trip_ms(fleet, name))
     greetings = {name: getattr(fleet.agent(name).session, "greeting_s", 0.0) for name in latencies}
@@ -65,15 +66,21 @@ def with_links(fleet: Fleet, gathered: Evidence, *, say: Say = lambda text: None
 
 def evidence(
     fleet: Fleet, *, recipe: Recipe | None, material: list[RecipeInput], port: int, say: Say = lambda text: None,
-    measure_wire: bool = True, waits_for_data: bool = False,
+    measure_wire: bool = True, for_person: bool = False,
 ) -> Evidence:  # fmt: skip
     """Everything that can be seen from here: facts and dials."""
-    gathered = facts(fleet, recipe=recipe, material=material, port=port, say=say, waits_for_data=waits_for_data)
+    gathered = facts(fleet, recipe=recipe, material=material, port=port, say=say, for_person=for_person)
     return with_links(fleet, gathered, say=say, measure_wire=measure_wire)
 
 
 def _facts(
-    fleet: Fleet, recipe: Recipe | None, data: Mapping[str, str], port: int, deep: bool, patience_s: float
+    fleet: Fleet,
+    recipe: Recipe | None,
+    data: Mapping[str, str],
+    port: int,
+    deep: bool,
+    patience_s: float,
+    stop: Callable[[], object] | None,
 ) -> tuple[dict[str, Facts], dict[str, HomelabError], dict[str, float], dict[str, float]]:
     offsets: dict[str, float] = {}
     took: dict[str, float] = {}
@@ -101,7 +108,7 @@ def _facts(
             offsets[name] = min(facts.system.time - asked_at, 0.0) or max(facts.system.time - latest, 0.0)
         return cards.chosen(fleet.cluster.node(name), _without_the_dead(facts))
 
-    answers, unreachable = on_all([node.name for node in fleet.cluster.nodes], one)
+    answers, unreachable = on_all([node.name for node in fleet.cluster.nodes], one, stop=stop)
     return answers, unreachable, offsets, took
 
 

@@ -53,7 +53,7 @@ def gather_for_plan(cluster: Cluster, training: Recipe, recipe: Path, *, offline
             return PlanSources(of_file, (f"{error.message}: {error.where}",), error, True)
     items = inputs.of_recipe(training, recipe)
     with Fleet(cluster) as fleet:
-        evidence = gather.evidence(fleet, recipe=training, material=items, port=training.parallel.port, say=say, waits_for_data=True)
+        evidence = gather.evidence(fleet, recipe=training, material=items, port=training.parallel.port, say=say, for_person=True)
         blocked = data_files.fault(items) or data_sample.data_fault(fleet, evidence, training, items, say)
     if not evidence.facts:
         raise next(iter(evidence.unreachable.values()))

@@ -48,7 +48,7 @@ def look(
     """
     port = recipe.parallel.port if recipe else DEFAULT_PORT
     deep = test_collective == "always"
-    evidence = gather.facts(fleet, recipe=recipe, material=items, port=port, say=say, deep=deep, waits_for_data=True)
+    evidence = gather.facts(fleet, recipe=recipe, material=items, port=port, say=say, deep=deep, for_person=True)
     evidence = _with_free_port(fleet, evidence)
     with ThreadPoolExecutor(max_workers=2, thread_name_prefix="sample") as pool:
         # The tokenizer and the build take seconds on one node each while the dials keep all wires busy.
@@ -57,13 +57,17 @@ def look(
             sampled = pool.submit(data_sample.look, fleet, evidence, recipe, items)
         if recipe is not None and evidence.facts and any(check.id not in skip for check in registry.CHECKS if check.sees == "build"):
             built = pool.submit(model_build.look, fleet, evidence, recipe)
-        evidence = gather.with_links(fleet, evidence, say=say)
-        if sampled is not None:
-            say("reading a sample of the data")
-            evidence = replace(evidence, sample=sampled.result())
-        if built is not None:
-            say("building the model without its weights")
-            evidence = model_build.known_config(replace(evidence, build=built.result()))
+        try:
+            evidence = gather.with_links(fleet, evidence, say=say)
+            if sampled is not None:
+                say("reading a sample of the data")
+                evidence = replace(evidence, sample=sampled.result())
+            if built is not None:
+                say("building the model without its weights")
+                evidence = model_build.known_config(replace(evidence, build=built.result()))
+        except KeyboardInterrupt:  # the pool waits for its threads, and these wait for minutes
+            fleet.give_up_all()
+            raise
     plan, refused = None, None
     if recipe is not None and evidence.facts:
         try:
