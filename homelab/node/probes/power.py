@@ -123,8 +123,9 @@ def kills_processes(options: JsonObject, user: str) -> bool:
 def _is_masked(root: str, unit: str) -> bool:
     for folder in _UNITS:
         path = f"{root}{folder}/{unit}"
-        if os.path.lexists(path):  # the first folder that has it decides; a link to /dev/null or an empty file masks
-            return (os.path.islink(path) and os.readlink(path) == "/dev/null") or (os.path.isfile(path) and os.path.getsize(path) == 0)
+        # The first folder that has it decides. A link to /dev/null masks, on NixOS by way of other links, and so does an empty file.
+        if os.path.lexists(path):
+            return os.path.realpath(path) == os.devnull or (os.path.isfile(path) and os.path.getsize(path) == 0)
     return False
 
 

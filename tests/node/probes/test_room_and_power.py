@@ -119,6 +119,13 @@ def test_masked_targets(tmp_path: Path) -> None:
     assert found["masked"] == ["sleep.target", "suspend.target"]
 
 
+def test_targets_that_nixos_masks_by_a_chain_of_links(tmp_path: Path) -> None:
+    store = tmp_path / "nix" / "store"
+    links = {"/nix/store/units/sleep.target": "-> /dev/null", "/nix/store/units/suspend.target": f"-> {store}/systemd/suspend.target"}
+    links |= {f"/etc/systemd/system/{name}.target": f"-> {store}/units/{name}.target" for name in ("sleep", "suspend", "hibernate")}
+    assert sleep_of(tmp_path, {**links, "/nix/store/systemd/suspend.target": "[Unit]\n"})["masked"] == ["sleep.target"]
+
+
 @pytest.mark.parametrize(
     ("options", "kills"),
     [
