@@ -82,6 +82,8 @@ ARCH, FEDORA, UBUNTU, GENTOO = "Arch Linux x86_64", "Fedora Linux 44 x86_64", "U
         (ARCH, "NVIDIA GeForce GTX 1080 Ti", "nvidia-580xx-dkms"), (ARCH, "Tesla M40", "nvidia-580xx-dkms"), (ARCH, "NVIDIA TITAN V", "nvidia-580xx-dkms"),
         (ARCH, "NVIDIA GeForce GTX 1650", "nvidia-open"), (ARCH, "NVIDIA Some Card", "nvidia-open"),
         (FEDORA, "NVIDIA GeForce GTX 1080 Ti", "akmod-nvidia-580xx"), (FEDORA, "NVIDIA GeForce RTX 2060", "akmod-nvidia xorg"),
+        ("openSUSE Leap 15.6 aarch64", "NVIDIA L4", "in the way of its distribution"), ("Arch Linux ARM aarch64", "NVIDIA L4", "pacman -S"),
+        ("Pop!_OS 22.04 LTS x86_64", "NVIDIA L4", "ubuntu-drivers"), ("Kali GNU/Linux Rolling x86_64", "NVIDIA L4", "apt install nvidia-driver"),
         (UBUNTU, "NVIDIA GeForce GTX 1080 Ti", "ubuntu-drivers install"), (GENTOO, "NVIDIA GeForce GTX 1080 Ti", "branch 580"), (GENTOO, "NVIDIA L4", "newest"),
     ],
 )  # fmt: skip

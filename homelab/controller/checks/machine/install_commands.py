@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from homelab.controller.base import hardware
@@ -21,8 +22,8 @@ ARCH = ("arch", "manjaro", "endeavouros", "cachyos")
 
 def by_distribution(facts: Facts, commands: Iterable[tuple[tuple[str, ...], str]]) -> str | None:
     """The first of `commands` whose distributions this node's is among, None for another one."""
-    system = facts.system.os.lower()
-    return next((command for words, command in commands if any(word in system for word in words)), None)
+    words_of_system = re.split(r"[\s/]+", facts.system.os.lower())  # whole words: "arch" is in the machine's name aarch64, too
+    return next((command for words, command in commands if not set(words).isdisjoint(words_of_system)), None)
 
 
 def install_packages(node: Node, facts: Facts, requirements: Iterable[str], options: str = "") -> Command:
