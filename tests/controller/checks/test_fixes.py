@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 import pytest
 
@@ -74,6 +75,45 @@ def test_a_smaller_mtu_is_not_undone_by_a_command_and_a_larger_one_is() -> None:
 
 
 ARCH, FEDORA, UBUNTU, GENTOO = "Arch Linux x86_64", "Fedora Linux 44 x86_64", "Ubuntu 24.04.3 LTS x86_64", "Gentoo Linux x86_64"
+
+
+@pytest.mark.parametrize(
+    ("system", "user", "steps"),
+    [
+        (
+            "Debian GNU/Linux 12 (bookworm) x86_64",
+            "me",
+            [
+                "printf '%s\\n' 'deb http://deb.debian.org/debian bookworm contrib non-free non-free-firmware' "
+                "| sudo tee /etc/apt/sources.list.d/nvidia-driver.list > /dev/null",
+                "sudo apt update",
+                "sudo apt install nvidia-driver",
+                "sudo reboot",
+            ],
+        ),
+        (
+            "Fedora Linux 44 (Workstation Edition) x86_64",
+            "root",
+            [
+                "dnf install https://mirrors.rpmfusion.org/free/fedora/rpmfusion-free-release-$(rpm -E %fedora).noarch.rpm "
+                "https://mirrors.rpmfusion.org/nonfree/fedora/rpmfusion-nonfree-release-$(rpm -E %fedora).noarch.rpm",
+                "dnf install akmod-nvidia xorg-x11-drv-nvidia-cuda",
+                "reboot",
+            ],
+        ),
+        ("Ubuntu 24.04.3 LTS x86_64", "me", ["sudo ubuntu-drivers install", "sudo reboot"]),
+    ],
+)
+def test_the_driver_of_a_repository_that_is_off(system: str, user: str, steps: list[str]) -> None:
+    """As they come, Debian and Fedora know no such package."""
+    seen = healthy.with_facts(healthy.gpu(), "tower", system={"os": system, "user": user})
+    command = install_commands.install_driver(seen.cluster.node("tower"), seen.facts["tower"])
+    assert shlex.split(command)[-1] == " && ".join(steps)
+
+
+def test_debian_without_a_release_is_named_by_its_next_one() -> None:
+    seen = healthy.with_facts(healthy.gpu(), "tower", system={"os": "Debian GNU/Linux forky/sid x86_64"})
+    assert "debian forky contrib" in install_commands.install_driver(seen.cluster.node("tower"), seen.facts["tower"])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from homelab.controller.base.hint import Command, homelab
 from homelab.controller.config.cluster import Node
 from homelab.controller.facts import card_generation
 from homelab.controller.facts.node import Facts
-from homelab.controller.facts.node_commands import as_root, on_node, pip_install, restart
+from homelab.controller.facts.node_commands import by_root, on_node, pip_install, restart, written_as_root
 from homelab.controller.planning.machines import cards
 
 # Words of /etc/os-release's PRETTY_NAME.
@@ -40,7 +40,7 @@ def setup(node: Node) -> Command:
 _INSTALL = (
     (UBUNTU, "ubuntu-drivers install"),
     (DEBIAN, "apt install nvidia-driver"),
-    (FEDORA, "dnf install akmod-nvidia xorg-x11-drv-nvidia-cuda"),  # from RPM Fusion
+    (FEDORA, "dnf install akmod-nvidia xorg-x11-drv-nvidia-cuda"),
     (ARCH, "pacman -S nvidia-open nvidia-utils"),
 )
 # Branch 580 is the last one for Maxwell, Pascal and Volta; the open kernel modules of later ones begin with Turing. ubuntu-drivers chooses by the
@@ -64,7 +64,21 @@ def install_driver(node: Node, facts: Facts) -> str:
     if command is None:
         newest = f"driver of branch 580 (the last one that drives {old})" if old else "newest NVIDIA driver"
         return f"install the {newest} on {node.name} in the way of its distribution ({facts.system.os or 'unknown'}), and restart it"
-    return as_root(node, facts, command, "reboot")
+    steps = (*_repository(facts), by_root(command, facts), by_root("reboot", facts))
+    return on_node(node, *steps)
+
+
+def _repository(facts: Facts) -> tuple[Command, ...]:
+    """What makes the driver known to the packages of the system: Debian has it in parts of its archive that are off, Fedora not at all."""
+    debian = re.match(r"Debian\b.*?(?:\((\w+)\)|(\w+)/sid)", facts.system.os)
+    if debian:
+        archive = f"deb http://deb.debian.org/debian {debian[1] or debian[2]} contrib non-free non-free-firmware"
+        return written_as_root(facts, [archive], "/etc/apt/sources.list.d/nvidia-driver.list"), by_root("apt update", facts)
+    if by_distribution(facts, ((FEDORA, "dnf"),)):
+        # RPM Fusion's own instructions (rpmfusion.org/Configuration)
+        release = "https://mirrors.rpmfusion.org/{0}/fedora/rpmfusion-{0}-release-$(rpm -E %fedora).noarch.rpm"
+        return (by_root(f"dnf install {release.format('free')} {release.format('nonfree')}", facts),)
+    return ()
 
 
 def _before_turing(node: Node, facts: Facts) -> str:
