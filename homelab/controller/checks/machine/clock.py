@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
+from homelab.controller.base.hint import Hint
 from homelab.controller.checks.check import Problem, check, subject
 from homelab.controller.checks.evidence import Evidence, Level, answered
+from homelab.controller.checks.machine.install_commands import in_wsl
 from homelab.controller.config.cluster import Node
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.node_commands import as_root, on_node
@@ -23,7 +25,7 @@ def skew(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
     reference = _reference(offsets)
     if reference:
         message = f"this machine's clock is {_skew(-reference)} all nodes'"
-        yield "", Problem(_level(reference), message, f"sudo {_SET}")
+        yield "", Problem(_level(reference), message, f"sudo {_SET} (in WSL: sudo hwclock -s)")
     for node, facts in answered(evidence):
         if node.name not in offsets:
             yield node.name, Problem("warn", "its clock could not be compared", on_node(node, "timedatectl"))
@@ -31,8 +33,10 @@ def skew(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
         offset = offsets[node.name] - reference
         level = _level(offset)
         if level != "ok":
-            fix = as_root(node, facts, _SET)
-            yield node.name, Problem(level, f"its clock is {_skew(offset)} this machine's", fix=fix)
+            # The clock of a WSL2 stands still while Windows sleeps, and no service inside of it sets it.
+            fix = as_root(node, facts, "hwclock -s" if in_wsl(facts) else _SET)
+            hint = Hint("{} (or in PowerShell: wsl --shutdown)", fix) if in_wsl(facts) else ""
+            yield node.name, Problem(level, f"its clock is {_skew(offset)} this machine's", hint, fix)
 
 
 def _reference(offsets: dict[str, float]) -> float:
