@@ -13,12 +13,9 @@ from homelab.controller.facts.machine import CompilerFacts
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.node_commands import as_root
 
-# {x.y} is the release of the Python that trains. Arch packs the headers with Python.
-_INSTALL = (
-    (UBUNTU + DEBIAN, "apt install gcc libc6-dev python{}-dev"),
-    (FEDORA, "dnf install gcc python3-devel"),
-    (ARCH, "pacman -S gcc python"),
-)
+# The compiler, and the headers of the distribution's own Python: {} is its release. Arch packs the headers with Python.
+_COMPILER = ((UBUNTU + DEBIAN, "apt install gcc libc6-dev"), (FEDORA, "dnf install gcc"), (ARCH, "pacman -S gcc"))
+_HEADERS = ((UBUNTU + DEBIAN, " python{}-dev"), (FEDORA, " python3-devel"), (ARCH, " python"))
 
 
 @check(
@@ -52,8 +49,11 @@ def compiler(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
 
 
 def _install(node: Node, facts: Facts, seen: CompilerFacts) -> Command:
-    """The command of the node's distribution; none where it is unknown, or where the headers are those of another Python than the distribution's."""
-    command = by_distribution(facts, _INSTALL)
-    if command is None or (seen.compiler and not seen.headers.startswith("/usr/include/")):
+    """The command of the node's distribution; none where it is unknown, or where headers are missing that the distribution does not have: those of
+    uv's and conda's Pythons come with them."""
+    is_of_system = seen.headers.startswith("/usr/include/")
+    compiler, headers = by_distribution(facts, _COMPILER), by_distribution(facts, _HEADERS)
+    if compiler is None or headers is None or (not is_of_system and "Python.h" in (seen.error or "")):
         return NO_COMMAND
-    return as_root(node, facts, command.format(".".join(facts.python.version.split(".")[:2])))
+    release = ".".join(facts.python.version.split(".")[:2])
+    return as_root(node, facts, compiler + headers.format(release) if is_of_system else compiler)
