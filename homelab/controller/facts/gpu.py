@@ -58,6 +58,7 @@ class NvidiaFacts(WireModel):
     """The NVIDIA cards with their driver, and what torch can do with them."""
 
     nvidia_smi: str = "missing"  # "ok", "missing", or the text of its error
+    program: str = ""  # its path, where PATH does not lead to it (WSL2, NixOS)
     said: tuple[str, ...] = ()  # lines that it printed beside its answer
     driver_version: str | None = None
     driver_cuda: str | None = None

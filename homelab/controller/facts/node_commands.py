@@ -53,6 +53,13 @@ def as_root(node: Node, facts: Facts, *commands: str) -> Command:
     return on_node(node, *(by_root(command, facts) for command in commands))
 
 
+def nvidia_smi(facts: Facts, options: str = "") -> str:
+    """Shell text for the node that calls its nvidia-smi, which a login of WSL2 or NixOS without a terminal does not find by its name."""
+    path = PurePosixPath(facts.gpu.program)
+    is_path = path.is_absolute() and path.name == "nvidia-smi"
+    return f"{shlex.quote(str(path)) if is_path else 'nvidia-smi'} {options}".rstrip()
+
+
 # For a machine of which nothing is known but its name.
 RESTART_IN_WORDS = "sudo reboot (WSL: in PowerShell wsl --shutdown)"
 RESTART_OF_CARD_IN_WORDS = "sudo reboot, or of WSL: wsl --shutdown in PowerShell, then restart Windows"

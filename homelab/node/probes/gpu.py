@@ -24,6 +24,9 @@ _PROBE_TIMEOUT_S = 75
 def read(request: JsonObject) -> JsonObject:
     """Cards, driver, and torch's own view of them."""
     answer = nvidia.ask()
+    path = programs.path_of(nvidia.QUERY[0])
+    if path is not None and os.path.dirname(path) not in os.get_exec_path():
+        answer["program"] = path
     for card in answer["cards"]:
         card["holders"] = holders.named(card.get("holders", ()))
     if answer["cards"]:

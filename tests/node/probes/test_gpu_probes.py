@@ -427,3 +427,14 @@ def test_bridges_between_cards(bin_folder: Path) -> None:
     one: list[dict[str, Any]] = [{"uuid": "GPU-0a"}]
     nvlink.add(one)
     assert cards[0]["nvlink"] is None and "nvlink" not in one[0], "a card alone is not asked for"
+
+
+def test_the_path_of_nvidia_smi_is_said_where_a_login_does_not_find_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr(programs, "_ELSEWHERE", [str(tmp_path)])
+    monkeypatch.setattr(gpu, "_gpu_probe", lambda cards, layer: None)
+    assert "program" not in gpu.read({})
+    fake_gpu.nvidia_smi(tmp_path, reply("nvidia-smi-575-rtx5070ti.xml"))
+    assert gpu.read({})["program"] == str(tmp_path / "nvidia-smi")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert "program" not in gpu.read({})

@@ -13,7 +13,7 @@ from homelab.controller.checks.machine import runs as alive
 from homelab.controller.config.cluster import Node
 from homelab.controller.facts import nvidia_answer
 from homelab.controller.facts.node import Facts
-from homelab.controller.facts.node_commands import on_node, restart
+from homelab.controller.facts.node_commands import nvidia_smi, on_node, restart
 from homelab.controller.planning.machines.cards import short
 from homelab.shared.protocol.card_messages import GpuFacts, GpuHolder
 
@@ -51,13 +51,13 @@ def memory(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
             yield Problem("warn", message, hint, is_busy=free < FEW_FREE_BYTES)
             continue
         fix = chain(*(homelab("stop", run) for run in stale))
-        yield Problem("fail" if free < FEW_FREE_BYTES else "warn", message, fix or _hint(node, card), fix)
+        yield Problem("fail" if free < FEW_FREE_BYTES else "warn", message, fix or _hint(node, facts, card), fix)
 
 
 def _unknown(node: Node, facts: Facts, card: GpuFacts) -> Problem:
     """A card with memory of its own that does not say how much is wrong."""
     message = f"nvidia-smi does not say how much memory of GPU {card.index} ({short(card.name)}) is free: homelab cannot tell whether the training fits"
-    hint = f"{on_node(node, 'nvidia-smi -q -d MEMORY')}; if it shows N/A: {restart(node, facts)}, or another driver"
+    hint = f"{on_node(node, nvidia_smi(facts, '-q -d MEMORY'))}; if it shows N/A: {restart(node, facts)}, or another driver"
     return Problem("warn", message, hint)
 
 
@@ -80,14 +80,14 @@ def _of(holder: GpuHolder) -> str:
     return (holder.program or "a program") + (f" ({', '.join(about)})" if about else "")
 
 
-def _hint(node: Node, card: GpuFacts) -> str:
+def _hint(node: Node, facts: Facts, card: GpuFacts) -> str:
     computing = [holder for holder in card.holders if "C" in holder.type and holder.pid is not None]
     pids = [str(holder.pid) for holder in computing if holder.ours]
     if pids:
         return f"if that program is not needed: {on_node(node, quote_words(['kill', *pids]))}"
     users = sorted({holder.user for holder in computing if holder.user})
     if users:
-        return f"ask {listed(users)} to end it; to see it: {on_node(node, 'nvidia-smi')}"
+        return f"ask {listed(users)} to end it; to see it: {on_node(node, nvidia_smi(facts))}"
     if card.holders and all(holder.type == "G" for holder in card.holders):
-        return f"log out of the desktop there, or close its programs; to see them: {on_node(node, 'nvidia-smi')}"
-    return f"close the programs that use it; to see them: {on_node(node, 'nvidia-smi')}"
+        return f"log out of the desktop there, or close its programs; to see them: {on_node(node, nvidia_smi(facts))}"
+    return f"close the programs that use it; to see them: {on_node(node, nvidia_smi(facts))}"

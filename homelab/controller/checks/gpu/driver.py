@@ -12,7 +12,7 @@ from homelab.controller.checks.machine.install_commands import IN_WINDOWS, in_ws
 from homelab.controller.config.cluster import Node
 from homelab.controller.facts import nvidia_answer
 from homelab.controller.facts.node import Facts
-from homelab.controller.facts.node_commands import as_root, on_node, restart
+from homelab.controller.facts.node_commands import as_root, nvidia_smi, on_node, restart
 
 _SEAT = "if it comes back: power cables, cooling, seat of the card in its slot (switch the machine off first)"
 
@@ -43,7 +43,9 @@ def _complaint(kind: str, line: str, node: Node, facts: Facts) -> Problem:
             Hint("test whether the card computes: {}; the card has lost its own error records; only its maker can restore them", tried),
         )
     if kind == "cut-off":
-        return Problem("warn", message, f"try again: {on_node(node, 'nvidia-smi -q -x | tail')}; if it ends like this again, {restart_it}")
+        return Problem(
+            "warn", message, f"try again: {on_node(node, nvidia_smi(facts, '-q -x | tail'))}; if it ends like this again, {restart_it}"
+        )
     if kind == "permissions":
         group = (
             as_root(node, facts, f"usermod -aG video,render {shlex.quote(facts.system.user)}")

@@ -11,7 +11,7 @@ from homelab.controller.checks.evidence import Evidence
 from homelab.controller.config.cluster import Node
 from homelab.controller.facts import node_commands
 from homelab.controller.facts.node import Facts
-from homelab.controller.facts.node_commands import as_root, on_node
+from homelab.controller.facts.node_commands import as_root, nvidia_smi, on_node
 from homelab.shared.protocol.card_messages import GpuFacts
 
 HOT_IDLE_C = 80.0
@@ -52,7 +52,7 @@ def throttle(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         why = listed(SLOWED[reason] for reason in active)
         degrees = f" at {card.temperature_c:.0f} °C" if card.temperature_c is not None else ""
         hot = any("thermal" in reason for reason in active)
-        command = on_node(node, "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER")
+        command = on_node(node, nvidia_smi(facts, "-q -d PERFORMANCE,TEMPERATURE,POWER"))
         yield Problem("warn", f"GPU {card.index} is slowed down{degrees}: {why}", f"{_COOL if hot else _POWER}; to see it: {command}")
 
 
@@ -67,7 +67,7 @@ def power_limit(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Proble
         if "laptop" in card.name.lower() or "max-q" in card.name.lower():
             hint = f"plug the laptop in and choose the performance profile: {on_node(node, 'powerprofilesctl set performance')}"
         else:
-            hint = f"if you did not want that: {as_root(node, facts, f'nvidia-smi -i {card.index} -pl {default:.0f}')}"
+            hint = f"if you did not want that: {as_root(node, facts, nvidia_smi(facts, f'-i {card.index} -pl {default:.0f}'))}"
         yield Problem("warn", message, hint)
 
 
@@ -86,7 +86,7 @@ def ecc(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
             yield Problem("warn", f"GPU {card.index} needs a restart to replace bad memory by spare memory", restart)
         elif card.errors_ever is not None and card.errors_ever > card.errors_mended:
             message = f"GPU {card.index} had {_errors(card.errors_ever)} since it was made, {card.errors_mended} of them repaired"
-            yield Problem("warn", message, f"check later whether there are more: {on_node(node, 'nvidia-smi -q -d ECC')}")
+            yield Problem("warn", message, f"check later whether there are more: {on_node(node, nvidia_smi(facts, '-q -d ECC'))}")
 
 
 @check("gpu.recovery", "no card waits for a reset", worst="fail", sees="gpu")
@@ -94,7 +94,7 @@ def recovery(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     """fail where the driver itself asks for a reset or a reboot."""
     for card in _cards(node, facts):
         if card.recovery_action:
-            reset = f"nvidia-smi -i {card.index} --gpu-reset"
+            reset = nvidia_smi(facts, f"-i {card.index} --gpu-reset")
             command = as_root(node, facts, reset) if card.recovery_action == "Reset" else node_commands.restart(node, facts)
             message = f"GPU {card.index}: the driver asks for: {card.recovery_action.lower()}"
             yield Problem("fail", message, f"end the programs that use it, then: {command}")
@@ -121,7 +121,7 @@ def mig(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         sizes = [binary_size(size) for size in card.mig_bytes if size]
         parts = f"split by MIG into {len(card.mig_bytes)} ({listed(sizes)})" if sizes else "in MIG mode, without an instance"
         message = f"GPU {card.index} is {parts}: a process gets one instance, not the card"
-        yield Problem("warn", message, f"to have the whole card: {as_root(node, facts, f'nvidia-smi -i {card.index} -mig 0')}")
+        yield Problem("warn", message, f"to have the whole card: {as_root(node, facts, nvidia_smi(facts, f'-i {card.index} -mig 0'))}")
 
 
 def _cards(node: Node, facts: Facts) -> tuple[GpuFacts, ...]:

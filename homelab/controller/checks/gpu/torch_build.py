@@ -13,7 +13,7 @@ from homelab.controller.checks.machine.install_commands import install_driver, i
 from homelab.controller.config.cluster import Node
 from homelab.controller.config.recipe import Recipe
 from homelab.controller.facts.node import Facts
-from homelab.controller.facts.node_commands import as_root, on_node, path_word
+from homelab.controller.facts.node_commands import as_root, nvidia_smi, on_node, path_word
 from homelab.controller.planning.environment.torch_choice import capabilities
 from homelab.shared.protocol.quantisation import INT8, NF4
 
@@ -78,7 +78,7 @@ def _wrong(node: Node, facts: Facts, devices: list[dict[str, Any]]) -> Iterator[
 def _fix_compute(node: Node, facts: Facts) -> str:
     """A card in another compute mode than "Default" refuses a second process; in other cases a person has to look."""
     closed = [card.index for card in facts.gpu.cards if card.compute_mode not in (None, "Default")]
-    return as_root(node, facts, f"nvidia-smi -i {closed[0]} -c 0") if closed else on_node(node, "nvidia-smi")
+    return as_root(node, facts, nvidia_smi(facts, f"-i {closed[0]} -c 0")) if closed else on_node(node, nvidia_smi(facts))
 
 
 def _quantised(node: Node, facts: Facts, devices: list[dict[str, Any]], key: str, words: str) -> Iterator[tuple[str, Problem]]:
