@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from homelab.controller.base.hint import Command, Hint
 from homelab.controller.checks import presentation, registry
 from homelab.controller.checks.evidence import Finding
 from homelab.controller.checks.machine import install_commands
+from homelab.controller.checks.network import firewall
 from tests.controller.checks import healthy
 from tests.controller.checks.healthy import cpu, with_facts
 from tests.controller.checks.test_recorded import CASES, built, judged
@@ -136,3 +138,25 @@ def test_a_card_before_turing_gets_the_last_driver_that_drives_it(system: str, c
     hint = install_commands.install_driver(seen.cluster.node("tower"), seen.facts["tower"])
     assert command in hint, hint
     assert ("580" in hint) == ("580" in command)
+
+
+def test_a_firewall_is_opened_for_the_other_nodes_where_the_lan_is_a_tunnel() -> None:
+    """A tunnel's address is a network of its own: the rule let the node itself in."""
+    seen, lan = cpu(), {}
+    for number, name in enumerate(healthy.NAMES):
+        lan[name] = (f"100.90.1.{number}", "tailscale0")
+        interface = {"name": "tailscale0", "kind": "virtual", "addresses": [f"100.90.1.{number}/32"]}
+        seen = with_facts(seen, name, network={"interfaces": [interface], "firewall": "ufw", "firewall_out": "ufw"})
+    seen = replace(seen, lan=lan, cluster=seen.cluster.model_copy(update={"network": None}))
+    assert firewall.lan_networks(seen, "tower") == ["100.90.1.1", "100.90.1.2"]
+    assert shlex.split(firewall.opening(seen, "tower").fix)[-1] == "sudo ufw allow from 100.90.1.1 && sudo ufw allow from 100.90.1.2"
+    assert "ufw allow out to 100.90.1.2" in firewall.letting_out(seen, "tower").fix
+    for name, words in (("firewalld", "--add-source=100.90.1.2 --zone=trusted"), ("nftables", "inet hb c ip saddr 100.90.1.2 accept")):
+        of_other = with_facts(seen, "tower", network={"firewall": name, "firewall_chains": ["inet hb c"]})
+        assert words in firewall.opening(of_other, "tower").fix
+
+
+def test_a_firewall_is_opened_for_the_nodes_of_another_subnet_too() -> None:
+    seen = cpu()
+    seen = replace(seen, lan={**seen.lan, "oldtower": ("10.9.0.7", "eth2")}, cluster=seen.cluster.model_copy(update={"network": None}))
+    assert firewall.lan_networks(seen, "tower") == ["192.168.1.0/24", "10.9.0.7"]

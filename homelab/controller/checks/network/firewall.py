@@ -22,16 +22,16 @@ def opening(evidence: Evidence, name: str) -> Opening:
     """How to let in the LAN on all ports: NCCL and gloo listen on ephemeral ones. Only the line that fits, where that is known."""
     node = evidence.cluster.node(name)
     facts = evidence.facts[name]
-    network = lan_network(evidence, name)
-    ufw = as_root(node, facts, quote_words(["ufw", "allow", "from", network]))
+    networks = lan_networks(evidence, name)
+    ufw = as_root(node, facts, *(quote_words(["ufw", "allow", "from", network]) for network in networks))
     if facts.network.firewall == "ufw":
         return Opening(ufw, ufw)
     if facts.network.firewall == "firewalld":
-        add = quote_words(["firewall-cmd", "--permanent", f"--add-source={network}", "--zone=trusted"])
-        line = as_root(node, facts, add, "firewall-cmd --reload")
+        add = (quote_words(["firewall-cmd", "--permanent", f"--add-source={network}", "--zone=trusted"]) for network in networks)
+        line = as_root(node, facts, *add, "firewall-cmd --reload")
         return Opening(line, line)
     if facts.network.firewall == "nftables" and facts.network.firewall_chains:
-        line = as_root(node, facts, *_nft(facts.network.firewall_chains, "saddr", network))
+        line = as_root(node, facts, *_nft(facts.network.firewall_chains, "saddr", networks))
         return Opening(Hint("{} (until it restarts; to keep the rule, write it to /etc/nftables.conf, too)", line), line)
     if facts.network.firewall_seen:
         command = as_root(node, facts, "nft list ruleset")
@@ -40,7 +40,7 @@ def opening(evidence: Evidence, name: str) -> Opening:
             "a switch between them block them (client isolation)?",
             NO_COMMAND,
         )
-    nft = as_root(node, facts, quote_words(["nft", "insert", "rule", "inet", "filter", "input", "ip", "saddr", network, "accept"]))
+    nft = as_root(node, facts, *_nft(("inet filter input",), "saddr", networks))
     return Opening(f"{ufw}; without ufw: {nft}", NO_COMMAND)
 
 
@@ -54,30 +54,36 @@ def letting_out(evidence: Evidence, name: str) -> Opening:
     """How to let out what goes to the LAN, as `opening` does for what comes in."""
     node = evidence.cluster.node(name)
     facts = evidence.facts[name]
-    network = lan_network(evidence, name)
-    ufw = as_root(node, facts, quote_words(["ufw", "allow", "out", "to", network]))
+    networks = lan_networks(evidence, name)
+    ufw = as_root(node, facts, *(quote_words(["ufw", "allow", "out", "to", network]) for network in networks))
     if facts.network.firewall_out == "ufw":
         return Opening(ufw, ufw)
     if facts.network.firewall_out == "nftables" and facts.network.firewall_out_chains:
-        line = as_root(node, facts, *_nft(facts.network.firewall_out_chains, "daddr", network))
+        line = as_root(node, facts, *_nft(facts.network.firewall_out_chains, "daddr", networks))
         return Opening(Hint("{} (until it restarts; to keep the rule, write it to /etc/nftables.conf, too)", line), line)
     rules = as_root(node, facts, "nft list ruleset")
     return Opening(f"does its firewall refuse outgoing connections? With ufw: {ufw}; without: {rules}", NO_COMMAND)
 
 
-def _nft(chains: tuple[str, ...], side: str, network: str) -> list[str]:
-    """A packet must pass every base chain of the hook: one rule for each that can drop it."""
-    return [quote_words(["nft", "insert", "rule", *chain.split(), "ip", side, network, "accept"]) for chain in chains]
+def _nft(chains: tuple[str, ...], side: str, networks: list[str]) -> list[str]:
+    """A packet must pass every base chain of the hook: rules for each that can drop it."""
+    return [
+        quote_words(["nft", "insert", "rule", *chain.split(), "ip", side, network, "accept"]) for chain in chains for network in networks
+    ]
 
 
-def lan_network(evidence: Evidence, name: str) -> str:
-    """The LAN as CIDR: the cluster's, or that of the node's own interface."""
-    if evidence.cluster.network:
-        return evidence.cluster.network
+def lan_networks(evidence: Evidence, name: str) -> list[str]:
+    """The LAN as CIDR: the cluster's, or that of the node's own interface; and the addresses of the other nodes that are in neither.
+
+    A tunnel's interface (Tailscale, WireGuard) has an address without neighbours: then it is the other nodes' addresses alone.
+    """
     address, interface = evidence.lan[name]
     facts = evidence.facts.get(name)
-    for entry in facts.network.interfaces if facts else ():
-        for own in entry.addresses:
-            if entry.name == interface and own.split("/")[0] == address and "/" in own:
-                return str(ipaddress.ip_interface(own).network)
-    return address  # dials start from an address of an interface: a fallback that lets in no other machine
+    networks = [ipaddress.ip_network(evidence.cluster.network)] if evidence.cluster.network else []
+    for entry in facts.network.interfaces if facts and not networks else ():
+        if entry.name == interface:
+            own = (ipaddress.ip_interface(text).network for text in entry.addresses if text.split("/")[0] == address and "/" in text)
+            networks += [network for network in own if network.prefixlen < network.max_prefixlen - 1]
+    others = [other for node, (other, _) in evidence.lan.items() if node != name]
+    outside = [other for other in others if not any(ipaddress.ip_address(other) in network for network in networks)]
+    return [*map(str, networks), *dict.fromkeys(outside)] or [address]
