@@ -61,6 +61,9 @@ class PythonFacts(WireModel):
     executable: str = ""
     is_another: bool = False  # nothing is at the path of cluster.toml, and the node's python3 answered in its place
     made_by_setup: bool = False  # its environment was made by `homelab setup`
+    has_pip: bool | None = None
+    uv: str | None = None  # the path of uv, where there is no pip
+    is_managed: bool = False  # a Python of the system that refuses to install packages (PEP 668)
     version: str = ""
     packages: dict[str, str | None] = {}
     unsloth: str | None = None  # the version in the environment that trains with it (unsloth_python of cluster.toml); None: none there

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import homelab
 from homelab.node.setup import record
+from homelab.node.system import programs
 from homelab.shared.protocol.code import ANOTHER_PYTHON, code_digest, contents, shipped_files
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def read(request: JsonObject) -> JsonObject:
         "executable": sys.executable,
         "is_another": bool(os.environ.get(ANOTHER_PYTHON)),
         "made_by_setup": os.path.realpath(sys.prefix) in map(os.path.realpath, record.read()["folders"]),
+        **_installer(),
         "version": platform.python_version(),
         "packages": versions(PACKAGES, sys.path),
         **unsloth(request.get("unsloth_python") or ""),
@@ -40,6 +42,17 @@ def read(request: JsonObject) -> JsonObject:
         "nccl": _nccl(),
         "code_hash": code_hash(),
     }
+
+
+def _installer() -> JsonObject:
+    """What can install packages here: pip, else the path of uv. A Python of the system may forbid both (PEP 668)."""
+    has_pip = any(os.path.isdir(os.path.join(folder, "pip")) for folder in sys.path if folder)
+    uv = None if has_pip else programs.path_of("uv")
+    if uv is None and not has_pip:  # where its installer puts it, which is not in the PATH of every login
+        uv = next((path for path in map(os.path.expanduser, ("~/.local/bin/uv", "~/.cargo/bin/uv")) if os.access(path, os.X_OK)), None)
+    is_system = sys.prefix == sys.base_prefix
+    is_managed = is_system and os.path.exists(os.path.join(os.path.dirname(os.__file__), "EXTERNALLY-MANAGED"))
+    return {"has_pip": has_pip, "uv": uv, "is_managed": is_managed}
 
 
 def _compiler() -> JsonObject:

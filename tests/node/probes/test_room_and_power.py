@@ -14,7 +14,7 @@ import pytest
 from homelab.controller.facts.node import Facts
 from homelab.controller.remote import ship
 from homelab.node.probes import power, python, resources, upgrades
-from homelab.node.system import control_group
+from homelab.node.system import control_group, programs
 
 pytestmark = pytest.mark.timeout(30)
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -448,3 +448,24 @@ def test_a_disk_that_turns(tmp_path: Path, device: str, partition: str, rotation
 
 def test_a_folder_without_a_device_of_its_own(tmp_path: Path) -> None:
     assert resources._turns(str(tmp_path), str(tmp_path / "none")) is None and resources._turns(str(tmp_path / "gone")) is None
+
+
+def test_what_can_install_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(programs, "_ELSEWHERE", [])
+    monkeypatch.setattr(sys, "base_prefix", "/usr/of/another")
+    (tmp_path / "site" / "pip").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path / "site")])
+    assert python._installer() == {"has_pip": True, "uv": None, "is_managed": False}
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert python._installer() == {"has_pip": False, "uv": None, "is_managed": False}
+    uv = tmp_path / ".local" / "bin" / "uv"
+    uv.parent.mkdir(parents=True)
+    uv.write_text("")
+    uv.chmod(0o755)
+    assert python._installer()["uv"] == str(uv)
+    monkeypatch.setattr(sys, "base_prefix", sys.prefix)
+    monkeypatch.setattr(os, "__file__", str(tmp_path / "os.py"))
+    (tmp_path / "EXTERNALLY-MANAGED").touch()
+    assert python._installer()["is_managed"] is True

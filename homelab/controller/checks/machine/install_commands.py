@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import PurePosixPath
 
 from homelab.controller.base import hardware
 from homelab.controller.base.hint import Command, homelab
+from homelab.controller.base.shell import quote_words
 from homelab.controller.config.cluster import Node
 from homelab.controller.facts import card_generation
 from homelab.controller.facts.node import Facts
-from homelab.controller.facts.node_commands import by_root, on_node, pip_install, restart, written_as_root
+from homelab.controller.facts.node_commands import by_root, on_node, path_word, pip_install, restart, written_as_root
 from homelab.controller.planning.machines import cards
 
 # Words of /etc/os-release's PRETTY_NAME.
@@ -27,8 +29,17 @@ def by_distribution(facts: Facts, commands: Iterable[tuple[tuple[str, ...], str]
 
 
 def install_packages(node: Node, facts: Facts, requirements: Iterable[str], options: str = "") -> Command:
-    """`homelab setup` where that has made the environment: it holds no pip, the node may have no way out, and setup knows what belongs there."""
-    return setup(node) if facts.python.made_by_setup else pip_install(node, requirements, options)
+    """`homelab setup` where that has made the environment: it holds no pip, the node may have no way out, and setup knows what belongs there; also for
+    a Python of the system that takes no packages: setup says what to edit. Else pip, or what the environment has in its place.
+    """
+    seen, python = facts.python, path_word(node.python)
+    if seen.made_by_setup or seen.is_managed:
+        return setup(node)
+    if seen.has_pip is not False:
+        return pip_install(node, requirements, options)
+    if seen.uv and PurePosixPath(seen.uv).name == "uv":
+        return on_node(node, f"{path_word(seen.uv)} pip install --python {python} {options}{quote_words(requirements)}")
+    return on_node(node, f"{python} -m ensurepip", f"{python} -m pip install {options}{quote_words(requirements)}")
 
 
 def setup(node: Node) -> Command:
