@@ -21,9 +21,10 @@ from homelab.controller.remote import ship
 from homelab.controller.remote.fanout import Fleet, on_all
 from homelab.controller.run import hub_token, process_owner
 
-# The limits of all programs that the probes ask, one after the other; an unreachable node is found by its connect time-out, and one that is
-# lost meanwhile by the signs of life that SSH asks for.
-FACTS_TIMEOUT_S = 240.0
+# A matmul on a cold GPU can take half a minute; an unreachable node is found by its connect time-out, and one that is lost meanwhile by the signs of
+# life that SSH asks for.
+FACTS_TIMEOUT_S = 120.0
+ALL_PROBES_S = 240.0  # the limits of all programs that the probes ask, one after the other
 DATA_S = 1800.0  # a hard disk reads 100 MB/s and more: 180 GB, once
 DEEP_S = 90.0  # the agent reads a model's files for 60 s at the most
 
@@ -41,7 +42,7 @@ def facts(
     cluster = fleet.cluster
     on_node = {item.role: item.path for item in material if item.kind == "on-node"}
     say(f"asking {len(cluster.nodes)} node{'s' if len(cluster.nodes) > 1 else ''} for facts")
-    patience_s = FACTS_TIMEOUT_S + (DEEP_S if deep else 0.0) + (DATA_S if on_node and for_person else 0.0)
+    patience_s = (ALL_PROBES_S if for_person else FACTS_TIMEOUT_S) + (DEEP_S if deep else 0.0) + (DATA_S if on_node and for_person else 0.0)
     answers, unreachable, offsets, took = _facts(fleet, recipe, on_node, port, deep, patience_s, fleet.give_up_all if for_person else None)
     well = [node.name for node in cluster.nodes if node.name in answers]
     latencies, _ = on_all(well, lambda name: _round_trip_ms(fleet, name))

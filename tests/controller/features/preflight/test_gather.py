@@ -25,7 +25,7 @@ WSLINFO_S, NFT_S = 5.0, 3.0
 def test_it_waits_longer_than_all_programs_of_a_node_that_hang_one_after_the_other() -> None:
     cards = 2 * nvidia.TIMEOUT_S + nvlink._TIMEOUT_S + gpu._PROBE_TIMEOUT_S
     others = c_compiler._LIMIT_S + len(xid._LOGS) * xid._TIMEOUT_S + 2 * amd._TIMEOUT_S + power._JOURNAL_S
-    assert cards + others + WSLINFO_S + NFT_S + hub.CONNECT_S + 10 < gather.FACTS_TIMEOUT_S
+    assert cards + others + WSLINFO_S + NFT_S + hub.CONNECT_S + 10 < gather.ALL_PROBES_S
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -34,7 +34,7 @@ def test_a_preflight_waits_for_a_node_that_reads_large_data_and_a_recovery_does_
     material = [RecipeInput("train", "on-node", "/data/train.jsonl")]
     gather.facts(fleet, recipe=builders.recipe(), material=material, port=29500, for_person=waits)
     waited = {request["timeout_s"] for node in fleet.nodes.values() for request in node.requests}
-    assert waited == {gather.FACTS_TIMEOUT_S + (gather.DATA_S if waits else 0)}
+    assert waited == {gather.ALL_PROBES_S + gather.DATA_S if waits else gather.FACTS_TIMEOUT_S}
 
 
 @pytest.mark.parametrize(("offset_s", "seen_s"), [(8.0, 8.0), (-8.0, -8.0), (0.0, 0.0)])
