@@ -19,7 +19,9 @@ from homelab.controller.base.units import megabytes
 from homelab.controller.config.program_command import WRAPPER, Program
 from homelab.shared.protocol.file_kind import half_character
 
-_LEFT_OUT = ("__pycache__", "node_modules", "venv", "runs", "models", "wandb", "outputs")  # where git does not say
+# Of what git does not know: folders that Python and npm make, and at the top those that trainings make, unless a program's modules are in them.
+_NEVER, _MADE = ("__pycache__", "node_modules"), ("runs", "models", "wandb", "outputs")
+_GIT_S = 30.0  # somebody may stand in a home folder of millions of files
 _SHOWN = 5
 
 
@@ -48,30 +50,57 @@ def recipe_of(program: Program, folder: Path) -> Iterator[Path]:
 
 
 def files(folder: Path) -> list[str]:
-    """What is sent, relative to the folder: what git knows or would take, or all but hidden folders and those that hold what programs make."""
-    listed = subprocess.run(
-        ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"], capture_output=True, check=False, stdin=subprocess.DEVNULL
-    ) if shutil.which("git") else None  # fmt: skip
-    if listed is not None and listed.returncode == 0:
-        names = [os.fsdecode(name) for name in listed.stdout.split(b"\0") if name]
-    else:
-        names = []
-        for root, folders, found in os.walk(folder):
-            names += [
-                os.path.relpath(os.path.join(root, name), folder)
-                for name in folders
-                if os.path.islink(os.path.join(root, name)) and name not in _LEFT_OUT
-            ]
-            folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _LEFT_OUT)
-            names += [os.path.relpath(os.path.join(root, name), folder) for name in sorted(found) if not name.startswith(".")]
-            if len(names) > 20 * MOST_FILES:
-                break
+    """What is sent, relative to the folder: what git knows, and all else but what .gitignore names, what is hidden and what programs make."""
+    known = _listed(folder, "--cached")
+    with tempfile.TemporaryDirectory(prefix="homelab-git-") as place:
+        if known is None and shutil.which("git"):  # no repository: git reads its .gitignore all the same
+            subprocess.run(["git", "init", "-q", "--bare", place], capture_output=True, check=False, stdin=subprocess.DEVNULL)
+        of_its_own = () if known is not None else (f"--git-dir={place}", f"--work-tree={folder}")
+        others = _listed(folder, "--others", "--exclude-standard", own=of_its_own)
+    names = [*(known or ()), *_not_made(folder, _walked(folder) if others is None else others)]
+    for name in [name for name in names if (folder / name).is_dir() and not (folder / name).is_symlink()]:  # another repository in this one
+        names += [os.path.join(name, inner) for inner in files(folder / name)]
     # The recipe's files are sent by their folders, so that hidden ones stay here.
     shown = [name for name in names if not any(part.startswith(".") for part in Path(name).parts)]
     for name in shown:
         if os.path.islink(folder / name) and not os.path.isfile(folder / name):
             links.refuse_leaving(folder / name, folder, f"{folder / name}, which would be sent to the nodes")
     return sorted(name for name in shown if (folder / name).is_file())
+
+
+def _listed(folder: Path, *what: str, own: Sequence[str] = ()) -> list[str] | None:
+    """The names that `git ls-files` gives; None where there is no git, no repository, or too much."""
+    command = ["git", *own, "-C", str(folder), "ls-files", "-z", *what]
+    try:
+        listed = subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL, timeout=_GIT_S)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+    return [os.fsdecode(name) for name in listed.stdout.split(b"\0") if name] if listed.returncode == 0 else None
+
+
+def _walked(folder: Path) -> list[str]:
+    names: list[str] = []
+    for root, folders, found in os.walk(folder):
+        links_of_it = [name for name in folders if os.path.islink(os.path.join(root, name))]
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        names += [os.path.relpath(os.path.join(root, name), folder) for name in (*links_of_it, *sorted(found)) if not name.startswith(".")]
+        if len(_not_made(folder, names)) > 20 * MOST_FILES:
+            break
+    return names
+
+
+def _not_made(folder: Path, names: Sequence[str]) -> list[str]:
+    made = {name for name in _MADE if not any((folder / name).glob("*.py"))}
+    environments: dict[Path, bool] = {}
+
+    def is_made(name: str) -> bool:
+        path = Path(name)
+        for place in path.parents:
+            if place not in environments:
+                environments[place] = place.name in _NEVER or (folder / place / "pyvenv.cfg").is_file()
+        return (len(path.parts) > 1 and path.parts[0] in made) or any(environments[place] for place in path.parents)
+
+    return [name for name in names if not is_made(name)]
 
 
 def _refuse_not_utf8(names: Sequence[str], program: Program, folder: Path) -> None:

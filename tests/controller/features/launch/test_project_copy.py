@@ -34,6 +34,34 @@ def test_git_says_what_belongs_to_it(folder: Path) -> None:
     assert project_copy.files(folder) == ["lib/model.py", "notes.txt", "train.py"]
 
 
+@pytest.mark.parametrize("is_repository", [True, False])
+@pytest.mark.parametrize("has_git", [True, False])
+def test_a_folder_is_sent_without_what_it_names_and_what_trainings_make(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, is_repository: bool, has_git: bool
+) -> None:
+    for name in (
+        "models/__init__.py",
+        "models/net.py",
+        "lib/outputs/a.py",
+        "outputs/b.txt",
+        "env/pyvenv.cfg",
+        "env/lib/c.py",
+        "data/d.csv",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x = 1\n")
+    (folder / ".gitignore").write_text("data/\n*.bin\n")
+    if is_repository:
+        subprocess.run(["git", "-C", str(folder), "init", "-q"], check=True)
+    subprocess.run(["git", "init", "-q", str(folder / "other")], check=True)
+    (folder / "other" / "e.py").write_text("x = 1\n")
+    if not has_git:
+        monkeypatch.setenv("PATH", str(folder))
+    ignored = [] if has_git else ["big.bin", "data/d.csv"]
+    kept = ["lib/model.py", "lib/outputs/a.py", "models/__init__.py", "models/net.py", "notes.txt", "other/e.py", "train.py"]
+    assert project_copy.files(folder) == sorted([*kept, *ignored])
+
+
 def test_the_recipe_is_a_script_beside_a_copy(folder: Path) -> None:
     before = sorted(folder.rglob("*"))
     with project_copy.recipe_of(parsed(["python", "train.py", "--lr", "1"]), folder) as file:
