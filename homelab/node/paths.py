@@ -43,6 +43,11 @@ def run_dir(workdir: str, run: str) -> str:
     return os.path.join(expand(workdir), layout.run(run))
 
 
+def setup_lock() -> str:
+    """The lock of setup and teardown on this account, whatever the workdir."""
+    return expand("~/.homelab/setup/lock")
+
+
 def supervised_dir(workdir: str, run: str) -> str:
     """Folder of a run's supervisor, where it was put on this node."""
     return os.path.join(expand(workdir), layout.supervised(run))

@@ -7,13 +7,17 @@ import hashlib
 import io
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from homelab.node.setup import record
+from homelab.node.system import boot_clock
+from homelab.shared.protocol import files
 from homelab.shared.protocol.errors import Refusal
 from homelab.shared.protocol.setup_messages import SetupRemoved
 from tests.fakes import ask_node
+from tests.processes import living
 
 DATA = bytes(range(256)) * 40
 SHA256 = hashlib.sha256(DATA).hexdigest()
@@ -102,3 +106,48 @@ def test_one_setup_at_a_time(home: Path) -> None:
     with pytest.raises(Refusal, match="another setup is working on this node"):
         ask_node("setup-make", {"environment": "~/env", "python": "/usr/bin/python3", "version": "3.11", "lock": "x", "is_closed": True})
     os.close(descriptor)
+
+
+MAKE = {"environment": "~/env", "python": "/usr/bin/python3", "version": "3.11", "lock": "x", "is_closed": True}
+ASKED = pytest.mark.parametrize(("verb", "more"), [("setup-make", MAKE), ("setup-remove", {})])
+RUN = "2026-11-20-1200-demo"
+
+
+@ASKED
+def test_a_run_of_another_workdir_keeps_what_it_uses(home: Path, verb: str, more: dict[str, Any]) -> None:
+    """Two cluster files of one account have two workdirs, and share the environment."""
+    record.note(str(home / "env"))
+    (home / "env/package").write_text("in use")
+    with living(HOMELAB_RUN=RUN, HOMELAB_NODE="tower", HOMELAB_RUN_DIR=str(home / "other" / "runs" / RUN)):
+        with pytest.raises(Refusal, match=f"run {RUN} uses what setup has made on this node: it is running") as raised:
+            ask_node(verb, {**more, "workdir": "~/homelab"})
+        assert raised.value.where == str(home / "other" / "runs" / RUN) and raised.value.hint.endswith(f"homelab stop {RUN}")
+    assert (home / "env/package").exists()
+    with living(HOMELAB_RUN=RUN, HOME=str(home / "of another practice node")):
+        assert ask_node("setup-remove", {"workdir": "~/homelab"}).removed
+
+
+@ASKED
+def test_a_run_that_is_about_to_go_on_keeps_what_it_uses(home: Path, verb: str, more: dict[str, Any]) -> None:
+    """A launch that is on its way has no folder yet; between two attempts a supervisor is heard, and nothing is alive."""
+    record.note(str(home / "env"))
+    claim = {"workdir": "~/homelab", "node": "tower", "run": RUN, "token": "t"}
+    ask_node("claim", {**claim, "by": "a desk", "doing": "launched", "process": {}, "age_s": 0.0, "after": None})
+    with pytest.raises(Refusal, match="a command is about to continue it"):
+        ask_node(verb, {**more, "workdir": "~/homelab"})
+    ask_node("release", claim)
+    heard = {"by": "a desk", "process": {}, "has_left": False, **boot_clock.now()}
+    files.write_json(str(home / "homelab" / "runs" / RUN / "supervisor.heard"), heard)
+    with pytest.raises(Refusal, match="its supervisor watches it"):
+        ask_node(verb, {**more, "workdir": "~/homelab"})
+    assert (home / "env").is_dir()
+
+
+def test_no_run_starts_while_setup_works(home: Path) -> None:
+    start = {
+        "workdir": "~/homelab", "node": "tower", "run": RUN, "attempt": 1, "run_json": {}, "plan_json": {}, "command": ["true"], "environment": {},
+        "secrets": {}, "token": None, "program": (), "direct": False, "standby_after_s": None,
+    }  # fmt: skip
+    with record.held(), pytest.raises(Refusal, match="setup or teardown works on this node") as raised:
+        ask_node("start", start)
+    assert raised.value.kind == "busy" and list((home / "homelab").rglob("run.json")) == []

@@ -51,7 +51,7 @@ def claim(request: ClaimRequest) -> Claimed:
             started = files.read_object(os.path.join(folder, ".started")) or {}
             if started.get("run") != run and boot_clock.passed_s(started) <= age_s:
                 return Claimed(holder=_shown(started, started.get("run"), is_started=True))
-        for other, other_claim in _claims(folder).items():
+        for other, other_claim in of_workdir(request.workdir).items():
             is_wanted = other == run or request.alone
             if is_wanted and other_claim.get("token") not in (token, request.instead) and boot_clock.passed_s(other_claim) < LIFE_S:
                 return Claimed(holder=_shown(other_claim, other))
@@ -85,7 +85,7 @@ def starting(request: StartRequest) -> Iterator[None]:
             _refuse_stopped(folder, run, LIFE_S)
             raise RefusedError("taken", f"another controller has started {run} meanwhile, or the claim on it is gone", see(run))
         if current.get("alone"):
-            _refuse_overtaken(folder, run, boot_clock.passed_s(current))
+            _refuse_overtaken(request, boot_clock.passed_s(current))
         yield
         if current.get("alone"):
             with contextlib.suppress(OSError):
@@ -196,14 +196,16 @@ def _refuse_stopped(folder: str, run: str, age_s: float) -> None:
         raise RefusedError("stopped", f"{run} was stopped by hand {stopped_s:.0f} s ago, during this command", goes_on(run))
 
 
-def _refuse_overtaken(folder: str, run: str, age_s: float) -> None:
+def _refuse_overtaken(request: StartRequest, age_s: float) -> None:
     """A launch that shipped for longer than its claim counts may have been overtaken by another, which has found the cards free."""
-    started = files.read_object(os.path.join(folder, ".started")) or {}
+    started = files.read_object(os.path.join(_folder(request.workdir), ".started")) or {}
     launches = {str(started.get("run")): started} if boot_clock.passed_s(started) < age_s else {}
     launches.update(
-        (name, its) for name, its in _claims(folder).items() if its.get("alone") and boot_clock.passed_s(its) < min(age_s, LIFE_S)
+        (name, its)
+        for name, its in of_workdir(request.workdir).items()
+        if its.get("alone") and boot_clock.passed_s(its) < min(age_s, LIFE_S)
     )
-    for other in sorted(set(launches) - {run}):
+    for other in sorted(set(launches) - {request.run}):
         raise RefusedError("taken", f"another launch has taken this node meanwhile: {other}, by {launches[other].get('by')}", see(other))
 
 
@@ -243,10 +245,10 @@ def _shown(current: JsonObject, run: Any, is_started: bool = False) -> Holder:
     return Holder(run=str(run), token=token, by=by, doing=doing, age_s=min(age_s, LIFE_S), process=process, is_started=is_started)
 
 
-def _claims(folder: str) -> dict[str, JsonObject]:
-    """{run: its claim} of all that are whole."""
-    claims = {}
-    for name in os.listdir(folder):
+def of_workdir(workdir: str) -> dict[str, JsonObject]:
+    """{run: its claim} of all that are whole, old ones too."""
+    claims, folder = {}, _folder(workdir)
+    for name in os.listdir(folder) if os.path.isdir(folder) else []:
         content = files.read_object(os.path.join(folder, name)) if name.endswith(".json") else None
         if content is not None and content.get("run") == name[:-5]:
             claims[name[:-5]] = content

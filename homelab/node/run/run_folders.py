@@ -30,7 +30,7 @@ def weigh(request: Request) -> RunFolders:
         folder = os.path.join(root, name)
         if layout.is_usable(name) and os.path.isfile(os.path.join(folder, layout.RUN_JSON)):
             step = max(manifest.steps(folder), default=0)
-            busy = _busy(request.workdir, name, alive)
+            busy = busy_with(request.workdir, name, alive)
             known[name] = RunFolder(bytes=_bytes_in(folder), result=results.kind(folder), step=step, busy=busy)
     return RunFolders(runs=known)
 
@@ -48,7 +48,8 @@ def _bytes_in(folder: str) -> int:
     return sum(sizes.values())
 
 
-def _busy(workdir: str, run: str, alive: dict[str, list[int]]) -> str:
+def busy_with(workdir: str, run: str, alive: dict[str, list[int]]) -> str:
+    """Who is at work on the run, for people; "" for nobody. `alive`: the processes of runs, by run."""
     if alive.get(run):
         return "it is running on this node"
     supervisor = supervisor_host.state(workdir, run)
@@ -62,7 +63,7 @@ def remove(request: RunRequest) -> Done:
     workdir, run = request.workdir, request.run
     folder = paths.run_dir(workdir, run)
     with claims.locked(workdir):  # nobody starts it meanwhile
-        busy = _busy(workdir, run, processes.of_runs(workdir, request.node))
+        busy = busy_with(workdir, run, processes.of_runs(workdir, request.node))
         if busy:
             raise Refusal(f"{run} is not removed: {busy}", where=folder, hint=f"homelab stop {run}")
         secret_files.remove(folder)

@@ -21,7 +21,7 @@ from homelab.node import paths
 from homelab.node.run import attempt_records, claims, energy_meter, isolation_guard, rank_launcher, secret_files, standby
 from homelab.node.storage import program_checkpoints
 from homelab.node.system import boot_clock, processes, programs, utilisation
-from homelab.shared.protocol import files, layout, message
+from homelab.shared.protocol import files, layout, lock, message
 from homelab.shared.protocol.message import Done
 from homelab.shared.protocol.run_messages import Exit, Stopped
 from homelab.shared.protocol.run_requests import StopRequest
@@ -47,6 +47,8 @@ def start(request: StartRequest) -> Done:
     node_dir = paths.node_dir(folder, attempt, node)
     began_s = boot_clock.clock_s()
     with claims.starting(request):
+        if lock.is_held(paths.setup_lock()):  # half of its packages may be there
+            raise claims.RefusedError("busy", "setup or teardown works on this node", "wait until it has ended, then run the command again")
         watcher = _start_watcher(request, run, attempt, folder, node_dir)
     try:
         _wait_for_torchrun(watcher, node_dir)

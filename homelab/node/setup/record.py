@@ -14,6 +14,7 @@ import fcntl
 import os
 from typing import TYPE_CHECKING
 
+from homelab.node import paths
 from homelab.shared.protocol import files
 from homelab.shared.protocol.errors import Refusal
 
@@ -72,7 +73,7 @@ def note(path: str) -> JsonObject:
 def held() -> Iterator[int]:
     """The lock of setup on this node; its descriptor, for a program that goes on alone. Raises Refusal while another setup works here."""
     note(folder())
-    descriptor = os.open(os.path.join(folder(), "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(paths.setup_lock(), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield descriptor

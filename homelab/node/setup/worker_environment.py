@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import tarfile
@@ -10,8 +11,11 @@ import tempfile
 import zipfile
 from typing import TYPE_CHECKING
 
+from homelab.node import paths
+from homelab.node.run import claims, run_folders
 from homelab.node.setup import installed, pieces, record
-from homelab.shared.protocol import files
+from homelab.node.system import processes
+from homelab.shared.protocol import files, layout
 from homelab.shared.protocol.digest import file_sha256
 from homelab.shared.protocol.errors import Refusal
 from homelab.shared.protocol.setup_messages import LookRequest, SetupMade, SetupRemoved
@@ -29,10 +33,11 @@ def make(request: MakeRequest) -> SetupMade:
 
     An environment whose installation was cut off, that was changed since, or that has another Python, is made anew: half a package can look
     like a whole one. uv changes only one that holds another lock whole.
-    Raises Refusal where the folder was not made by setup, or uv fails.
+    Raises Refusal where a run uses what setup has made, where the folder was not made by setup, or uv fails.
     """
     environment = os.path.expanduser(request.environment)
     with record.held() as lock:
+        _refuse_while_used(request)
         made = record.read()
         if os.path.lexists(environment) and environment not in made["folders"] and os.listdir(environment):
             raise Refusal("this environment was not made by homelab setup", where=environment, hint="move it away, then: homelab setup")
@@ -65,11 +70,15 @@ def make(request: MakeRequest) -> SetupMade:
 
 
 def remove(request: Request) -> SetupRemoved:
-    """Remove what the record lists, and the record. `left`: folders that are no folders of setup's, or hold files of others."""
+    """Remove what the record lists, and the record. `left`: folders that are no folders of setup's, or hold files of others.
+
+    Raises Refusal where a run uses them.
+    """
     made = record.read()
     if not made["folders"]:
         return SetupRemoved(removed=(), left=())
     with record.held():
+        _refuse_while_used(request)
         kept = [os.path.realpath(os.path.expanduser(path)) for path in ("~", request.workdir)]
         removed: list[str] = []
         left: list[str] = []
@@ -87,6 +96,23 @@ def remove(request: Request) -> SetupRemoved:
             if os.path.isdir(path) and not os.listdir(path):
                 os.rmdir(path)
     return SetupRemoved(removed=tuple(removed), left=tuple(left))
+
+
+def _refuse_while_used(request: Request) -> None:
+    """Raises Refusal where a run of this account lives, whatever its workdir, or where somebody is at work on one of this workdir.
+
+    The caller holds the lock of setup, and no run starts meanwhile: a run that is about to start has a claim.
+    """
+    used_by = {run: (folder or "?", "it is running on this node") for run, folder in processes.of_home().items()}
+    root = os.path.join(paths.expand(request.workdir), layout.RUNS)
+    for run in {*(os.listdir(root) if os.path.isdir(root) else []), *claims.of_workdir(request.workdir)} - set(used_by):
+        if layout.is_usable(run) and (why := run_folders.busy_with(request.workdir, run, {})):
+            used_by[run] = paths.run_dir(request.workdir, run), why
+    for run, (folder, why) in used_by.items():
+        raise Refusal(
+            f"run {run} uses what setup has made on this node: {why}", where=folder,
+            hint=f"wait until it ends, or: homelab stop {shlex.quote(run)}",
+        )  # fmt: skip
 
 
 def _remove_other_wheels(wheels: str) -> None:

@@ -126,6 +126,22 @@ def of_runs(workdir: str, node: str, *, standbys: bool = False) -> dict[str, lis
     return pids_of
 
 
+def of_home() -> dict[str, str]:
+    """{run: its folder, "" where it does not say} of all live processes of this account, whatever their workdir; those that only wait, too.
+
+    Practice nodes of one account have homes of their own, and share none of it.
+    """
+    home, runs = os.path.realpath(paths.expand("~")), dict[str, str]()
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        entries = dict(word.partition(b"=")[::2] for word in _environment(int(name)))
+        run, theirs = (os.fsdecode(entries.get(key, b"")) for key in (b"HOMELAB_RUN", b"HOME"))
+        if run and (not theirs or os.path.realpath(theirs) == home) and is_alive(int(name)):
+            runs[run] = os.fsdecode(entries.get(b"HOMELAB_RUN_DIR", b""))
+    return runs
+
+
 def _is_here(entries: dict[bytes, bytes], home: str, node: str) -> bool:
     """Whether it was started from the workdir `home`; by the node's name where it does not say."""
     folder = entries.get(b"HOMELAB_RUN_DIR") or entries.get(b"HOMELAB_COLLECTIVE_DIR")

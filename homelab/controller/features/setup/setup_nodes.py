@@ -117,13 +117,13 @@ def look(agent: Agent, wanted_files: Mapping[str, str]) -> SetupState:
 
 
 def refuse_while_runs_live(agent: Agent) -> None:
-    """Raises HomelabError where a run uses the environment now."""
-    alive = [run["name"] for run in agent.ask("runs")["runs"] if run["alive"]]
-    if alive:
+    """Raises HomelabError where a run uses the environment, or is about to: the node refuses it, too, but only after gigabytes were sent."""
+    users = [run["name"] for run in agent.ask("runs")["runs"] if run["alive"] or run["busy"]]
+    if users:
         raise HomelabError(
-            f"run {listed(alive)} uses the environment of this node now",
+            f"run {listed(users)} uses the environment of this node now",
             where=f"node {agent.node.name}",
-            hint=Hint("{}, or wait until it ends", homelab("stop", alive[0])),
+            hint=Hint("{}, or wait until it ends", homelab("stop", users[0])),
         )
 
 
