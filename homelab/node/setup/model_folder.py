@@ -1,6 +1,6 @@
 """The base model of a recipe on this node, and its data of the hub: which of their files are there, and receiving those that are not.
 
-A model by its path lies there; one of the hub in the hub's cache, as plain files (models--ORG--NAME/snapshots/COMMIT, refs/main), which the hub's library
+A model by its path lies there; one of the hub in the hub's cache, as plain files (models--ORG--NAME/snapshots/COMMIT, refs/REVISION), which the hub's library
 takes without a network (huggingface_hub 2.4, `_snapshot_download.py`). Data lies in the cache of `datasets` (ORG___NAME/CONFIGURATION/VERSION/COMMIT), as that library
 prepares it; its place begins with "data:".
 """
@@ -16,6 +16,7 @@ from homelab.node.setup import installed, pieces, record
 from homelab.node.storage import digests
 from homelab.node.system import hub
 from homelab.shared.protocol import files, hub_cache
+from homelab.shared.protocol.message import Done
 from homelab.shared.protocol.setup_messages import ModelState, SetupReceived
 
 if TYPE_CHECKING:
@@ -45,9 +46,11 @@ def look(request: ModelRequest) -> ModelState:
     is_ours = request.commit or folder in record.read()["folders"]
     others = [] if is_ours else [name for name in request.files if name not in good and os.path.lexists(os.path.join(folder, name))]
     partial = {name: size for name, sha256 in request.files.items() if (size := pieces.partial_size(sha256, folder))}
+    reference = _reference(request)
     return ModelState(
-        folder=folder, good=tuple(sorted(good)), others=tuple(sorted(others)), partial=partial, disk_free=installed.disk_free(folder)
-    )
+        folder=folder, good=tuple(sorted(good)), others=tuple(sorted(others)), partial=partial, disk_free=installed.disk_free(folder),
+        is_named=reference is None or files.text(reference).strip() == request.commit,
+    )  # fmt: skip
 
 
 def receive(request: PieceRequest, stream: BinaryIO) -> SetupReceived:
@@ -62,9 +65,16 @@ def receive(request: PieceRequest, stream: BinaryIO) -> SetupReceived:
     answer = pieces.receive_into(folder, name, request, stream)
     with contextlib.suppress(OSError):
         os.rmdir(os.path.join(folder, "partial"))  # unless a file is still coming
-    if request.commit and not request.model.startswith("data:"):
-        _name_commit(os.path.dirname(os.path.dirname(folder)), request.commit)
     return answer
+
+
+def name_commit(request: ModelRequest) -> Done:
+    """Let the revision mean this commit, whose files are all here: before that it would name half a model. What it meant is written down for teardown."""
+    reference = _reference(request)
+    if reference is not None:
+        record.note_reference(reference, request.commit)
+        files.write_atomic(reference, request.commit.encode())
+    return Done()
 
 
 def checked_name(name: str) -> str:
@@ -88,11 +98,12 @@ def place(model: str, commit: str) -> str:
     return os.path.join(hub_cache.snapshots(model), commit)
 
 
-def _name_commit(repository: str, commit: str) -> None:
-    """refs/main says which commit is meant by a recipe without `revision`. One that is there already stays."""
-    name = os.path.join(repository, "refs", "main")
-    if os.path.lexists(name):
-        return
-    if not os.path.isdir(os.path.dirname(name)):
-        record.note(os.path.dirname(name))
-    files.write_atomic(name, commit.encode())
+def _reference(request: ModelRequest) -> str | None:
+    """The file of the hub's cache that says which commit the revision means; None where none is needed. Raises ValueError for what is no revision."""
+    if not request.commit or request.revision in ("", request.commit):
+        return None
+    place(request.model, request.commit)  # a name that leads elsewhere is refused
+    reference = hub_cache.reference(request.model, request.revision)
+    if reference is None:
+        raise ValueError(f"not a revision: {request.revision!r}")
+    return reference

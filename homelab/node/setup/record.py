@@ -1,7 +1,8 @@
 """What setup has made on this node: ~/.homelab/setup.json, and the folders that it names.
 
     ~/.homelab/setup.json    {"folders": [made by setup], "parents": [made around them],
-                             "locks": {environment: digest of what is installed, "" while it is being installed}}
+                             "locks": {environment: digest of what is installed, "" while it is being installed},
+                             "refs": {file of the hub's cache: [the commit that it named before, the one that setup has written]}}
     ~/.homelab/setup/        uv.whl and the uv in it, requirements.txt, wheels/, partial/ (files that are still coming), lock
 
 A folder is written down before it is made: whatever ends setup, teardown finds all of it.
@@ -38,13 +39,19 @@ def folder() -> str:
 
 
 def read() -> JsonObject:
-    """{"folders": [paths], "parents": [paths], "locks": {path: text}}; empty ones where nothing was made."""
+    """{"folders": [paths], "parents": [paths], "locks": {path: text}, "refs": {path: [text, text]}}; empty ones where nothing was made."""
     value = files.read_object(record_path()) or {}
     paths = {
         key: [path for path in value.get(key) or [] if isinstance(path, str) and os.path.isabs(path)] for key in ("folders", "parents")
     }
-    locks = value.get("locks")
-    return {**paths, "locks": {str(path): str(lock) for path, lock in locks.items()} if isinstance(locks, dict) else {}}
+    locks, refs = (value.get(key) if isinstance(value.get(key), dict) else {} for key in ("locks", "refs"))
+    return {
+        **paths,
+        "locks": {str(path): str(lock) for path, lock in locks.items()},
+        "refs": {
+            path: commits for path, commits in refs.items() if os.path.isabs(path) and isinstance(commits, list) and len(commits) == 2
+        },
+    }
 
 
 def write(record: JsonObject) -> None:
@@ -67,6 +74,23 @@ def note(path: str) -> JsonObject:
         write(record)
     os.makedirs(path, exist_ok=True)
     return record
+
+
+def note_reference(path: str, commit: str) -> None:
+    """Write down that a file of the hub's cache will name this commit, and what it names now; its folder is made. Raises OSError."""
+    if not os.path.isdir(os.path.dirname(path)):
+        note(os.path.dirname(path))
+    made = read()
+    now = files.text(path).strip()
+    before, written = made["refs"].get(path, (now, now))
+    write({**made, "refs": {**made["refs"], path: [before if now == written else now, commit]}})
+
+
+def restore_references(record: JsonObject) -> None:
+    """Let each file of the hub's cache name what it named before setup, unless somebody has changed it since. Raises OSError."""
+    for path, (before, written) in record["refs"].items():
+        if os.path.isfile(path) and files.text(path).strip() == written:
+            files.write_atomic(path, before.encode()) if before else os.unlink(path)
 
 
 @contextlib.contextmanager

@@ -79,6 +79,7 @@ def remove(request: Request) -> SetupRemoved:
         return SetupRemoved(removed=(), left=())
     with record.held():
         _refuse_while_used(request)
+        record.restore_references(made)
         kept = [os.path.realpath(os.path.expanduser(path)) for path in ("~", request.workdir)]
         removed: list[str] = []
         left: list[str] = []
@@ -89,7 +90,7 @@ def remove(request: Request) -> SetupRemoved:
             shutil.rmtree(path, ignore_errors=True)
             (left if os.path.lexists(path) else removed).append(path)
         if left:
-            record.write({**made, "folders": left, "locks": {}})
+            record.write({**made, "folders": left, "locks": {}, "refs": {}})
         elif os.path.exists(record.record_path()):
             os.unlink(record.record_path())
         for path in sorted(made["parents"], key=len, reverse=True):

@@ -29,15 +29,21 @@ def snapshots(name: str) -> str:
     return os.path.join(folder(), _MODELS + name.replace("/", "--"), "snapshots")
 
 
+def reference(name: str, revision: str) -> str | None:
+    """The file that says which commit a branch or a tag means here, whether it is there or not; None for what is no name of one."""
+    return os.path.join(os.path.dirname(snapshots(name)), "refs", revision) if _is_name(revision) else None
+
+
 def snapshot(name: str, revision: str | None) -> str | None:
     """The folder of the commit that `revision` (a branch, a tag, a commit; None: main) names here; None where the cache knows no such one."""
     commits = snapshots(name)
     if revision is not None and _is_name(revision) and os.path.isdir(os.path.join(commits, revision)):
         return os.path.join(commits, revision)
-    if revision is not None and not _is_name(revision):
+    named = reference(name, revision or "main")
+    if named is None:
         return None
     try:
-        with open(os.path.join(os.path.dirname(commits), "refs", revision or "main"), encoding="utf-8", errors="replace") as stream:
+        with open(named, encoding="utf-8", errors="replace") as stream:
             commit = stream.read(100).strip()
     except OSError:
         return None

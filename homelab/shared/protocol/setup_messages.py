@@ -33,10 +33,12 @@ class MakeRequest(Request):
 
 
 class ModelRequest(Request):
-    """`model-look`. `model`: a path, or a name of the hub with its `commit`; `files`: name -> sha256."""
+    """`model-look` and `model-name`. `model`: a path, or a name of the hub with its `commit`, and the `revision` (branch, tag, commit) by which a recipe
+    means it; `files`: name -> sha256."""
 
     model: Path
     commit: Annotated[str, Longest(40)] = ""
+    revision: Path = ""
     files: Table = {}
 
 
@@ -86,13 +88,14 @@ class SetupState(Message):
 
 class ModelState(Message):
     """The answer of `model-look`. `folder`: where the model lies on the node; of the files that were asked for, `others` are there with another
-    content, and not by setup."""
+    content, and not by setup. `is_named`: the revision that was asked for means this commit here."""
 
     folder: Path
     good: Texts
     others: Texts
     partial: Sizes
     disk_free: Count
+    is_named: bool = True
 
 
 class SetupReceived(Message):

@@ -63,6 +63,7 @@ VERBS = {
     "mark-stop": Verb("run.torchrun.mark_stop", "run_requests.StopRequest", "message.Done"),
     "meet": Verb("network.connectivity.meet", "network_messages.MeetRequest", "network_messages.Dials"),
     "model-look": Verb("setup.model_folder.look", "setup_messages.ModelRequest", "setup_messages.ModelState"),
+    "model-name": Verb("setup.model_folder.name_commit", "setup_messages.ModelRequest", "message.Done"),
     "model-receive": Verb("setup.model_folder.receive", "setup_messages.PieceRequest", "setup_messages.SetupReceived", stream="stdin"),
     "poll": Verb("run.poll.poll", "run_requests.PollRequest", "run_messages.Reply", most_bytes=24 << 20, most_values=1_500_000),
     "prepare": Verb("run.standby.prepare", "request.RunRequest", "run_messages.Preparation"),

@@ -128,7 +128,7 @@ def same(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     if own_config != common:
         keys = _differing_keys(json.loads(own_config), json.loads(common))
         message = f"config.json differs from that of {listed(like)}: {'; '.join(keys[:3])}{' ...' if len(keys) > 3 else ''}"
-        yield Problem("fail", message, fix=_alike(evidence, node, like[0]))
+        yield Problem("fail", message, *_alike(evidence, node, like[0]))
 
 
 @check("model.files", "weights and tokenizer are the same files on every node, by digest", worst="fail", sees="model")
@@ -154,7 +154,7 @@ def files(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         well = [name for name in models if not odd[name]] or [name for name in models if name != node.name]
         names = odd[node.name]
         named = listed(names) if len(names) <= 3 else f"{', '.join(names[:3])} and {len(names) - 3} more"
-        yield Problem("fail", f"{named} {_is(names)} not as on {listed(well)}", fix=_alike(evidence, node, well[0]))
+        yield Problem("fail", f"{named} {_is(names)} not as on {listed(well)}", *_alike(evidence, node, well[0]))
 
 
 def _odd_files(evidence: Evidence, node: str, models: Mapping[str, ModelFacts]) -> list[str]:
@@ -188,7 +188,7 @@ def _another_size(evidence: Evidence, node: Node, models: Mapping[str, ModelFact
     if sizes[node.name] != size:
         holders = [name for name in models if sizes[name] == size]
         message = f"its files have {sizes[node.name]} bytes, those of {listed(holders)} {size}: they are not the same copy"
-        yield Problem("warn", message, fix=_alike(evidence, node, holders[0]))
+        yield Problem("warn", message, *_alike(evidence, node, holders[0]))
 
 
 @check("model.chat_template", "the tokenizer has a chat template if the data is chat", worst="fail", sees="model", after="model.tokenizer")
@@ -202,7 +202,7 @@ def chat_template(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Prob
     message = "the data is chat, but the model's tokenizer has no chat template"
     source = next((name for name, entry in _local_models(evidence).items() if entry.has_chat_template), None)
     if source is not None:
-        yield Problem("fail", f"{message}; that of {source} has one", fix=_alike(evidence, node, source))
+        yield Problem("fail", f"{message}; that of {source} has one", *_alike(evidence, node, source))
         return
     hint = 'edit the recipe: [model] name = the "-Instruct" or "-chat" version of the model; or give the data as prompt and completion'
     yield Problem("fail", message, hint)
@@ -236,14 +236,18 @@ def _common_config(evidence: Evidence) -> tuple[str, list[str]]:
     return common, [name for name, essence in configs.items() if essence == common]
 
 
-def _alike(evidence: Evidence, node: Node, source: str) -> Command:
+def _alike(evidence: Evidence, node: Node, source: str) -> tuple[Hint, Command]:
+    """What makes both the same, in words and as one command."""
     model, models = _wanted(evidence), _local_models(evidence)
     if model.is_folder:
-        return _copy(evidence.cluster.node(source), node, model.name)
+        copy = _copy(evidence.cluster.node(source), node, model.name)
+        return Hint("{}", copy), copy
     own_path, source_path = (models[name].path if name in models else None for name in (node.name, source))
     if own_path and source_path and posixpath.basename(own_path) == posixpath.basename(source_path):  # the same commit: one copy is damaged
-        return _download(model, node, "--force-download")
-    return chain(_download(model, node), _download(model, evidence.cluster.node(source)))  # both to the newest
+        again = _download(model, node, "--force-download")
+        return Hint("{}", again), again
+    newest = chain(_download(model, node), _download(model, evidence.cluster.node(source)))
+    return Hint("{}; or, without a way from there to the hub: {}", newest, _SEND), newest
 
 
 def _copy(source: Node, node: Node, folder: str, place: str | None = None) -> Command:

@@ -23,12 +23,15 @@ _OF_THE_CACHE = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 @dataclass(frozen=True)
 class ModelSource:
-    """`commit`: "" for a folder. `files`: what is sent, in this order, and where it lies here. `place`: what the node is told to find its folder."""
+    """`commit`: "" for a folder. `files`: what is sent, in this order, and where it lies here. `place`: what the node is told to find its folder.
+    `revision`: what means the commit in the hub's cache; "" where nothing does.
+    """
 
     name: str
     commit: str
     files: dict[NeededFile, Path]
     place: str
+    revision: str = ""
 
 
 def of_recipe(model: Model, say: Say) -> ModelSource:
@@ -46,7 +49,8 @@ def of_recipe(model: Model, say: Say) -> ModelSource:
         # The hub's cache is made of links by design, and weights lie on larger disks.
         if not _OF_THE_CACHE.fullmatch(path.resolve().name) and path.suffix != ".safetensors":
             links.refuse_leaving(path, folder, f"{path}, which would be sent to the nodes as a part of the model")
-    return ModelSource(model.name, commit, {part_of(folder / name): folder / name for name in names}, model.name)
+    revision = "" if model.is_folder else model.revision or "main"
+    return ModelSource(model.name, commit, {part_of(folder / name): folder / name for name in names}, model.name, revision)
 
 
 def part_of(path: Path) -> NeededFile:

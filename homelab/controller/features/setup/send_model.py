@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.models import DisplayValue
 from homelab.controller.base.say import Say
-from homelab.controller.base.units import decimal_size
+from homelab.controller.base.units import decimal_size, listed
 from homelab.controller.facts.reading import read
 from homelab.controller.features.setup import model_files, relay, send
 from homelab.controller.features.setup.model_source import ModelSource
@@ -22,28 +22,33 @@ _LOOK_TIMEOUT_S = 3600.0  # a large model is read to its end once
 
 
 class ModelDone(DisplayValue):
-    """What was found and done on a node. `what`: "the model", "hub:org/name"; `missing`: names of files; `sent_bytes` 0 with --check."""
+    """What was found and done on a node. `what`: "the model", "hub:org/name"; `missing`: names of files; `sent_bytes` 0 with --check.
+    `changed`: they are there now.
+    """
 
     what: str
     folder: str
     missing: tuple[str, ...]
     missing_bytes: int
     sent_bytes: int = 0
+    changed: bool = False
 
     @property
     def text(self) -> str:
         """One line for a person."""
         if not self.missing:
             return f"{self.what} is in {self.folder}"
+        if not self.missing_bytes:
+            return f"{self.what} is in {self.folder}; {'written' if self.changed else 'to write'}: {listed(self.missing)}"
         amount = f"{decimal_size(self.missing_bytes)} of {self.what}, to {self.folder}"
-        return f"sent {amount}" if self.sent_bytes else f"to send: {amount}"
+        return f"sent {amount}" if self.changed else f"to send: {amount}"
 
 
 def run(fleet: Fleet, names: Iterable[str], source: ModelSource, how: SetupOptions, say: Say) -> Outcome[ModelDone]:
     """Bring what is missing, or with `check` only compare. One node's error does not stop the others."""
     say(f"looking for {source.name} on the nodes")
     target = send.Target("model-receive", source.place, source.commit)
-    states, errors = on_all(list(names), lambda name: _look(fleet.agent(name), source, target), stop=fleet.give_up_all)
+    states, errors = on_all(list(names), lambda name: _look(fleet.agent(name), source), stop=fleet.give_up_all)
     progress, done, failed = TransferProgress(say), dict[str, ModelDone](), dict[str, HomelabError]()
 
     def one(name: str, addresses: Mapping[str, str]) -> ModelDone:
@@ -66,9 +71,13 @@ def run(fleet: Fleet, names: Iterable[str], source: ModelSource, how: SetupOptio
     return {name: done[name] for name in states if name in done}, errors | failed
 
 
-def _look(agent: Agent, source: ModelSource, target: send.Target) -> ModelState:
-    request = ModelRequest(model=target.model, commit=target.commit, files={part.name: part.sha256 for part in source.files})
-    return read(ModelState, agent.ask("model-look", request, timeout_s=_LOOK_TIMEOUT_S))
+def _look(agent: Agent, source: ModelSource) -> ModelState:
+    return read(ModelState, agent.ask("model-look", _request(source), timeout_s=_LOOK_TIMEOUT_S))
+
+
+def _request(source: ModelSource) -> ModelRequest:
+    files = {part.name: part.sha256 for part in source.files}
+    return ModelRequest(model=source.place, commit=source.commit, revision=source.revision, files=files)
 
 
 def _bring(
@@ -91,12 +100,15 @@ def _bring(
             if address is None or send.fetched(agent, target, part, address, begun_bytes, lambda count: progress.add(name, count)):
                 send.file(agent, target, part, source.files[part], begun_bytes, lambda count: progress.add(name, count))
         progress.end(name, "done")
-    sent_bytes = sum(sizes.values()) if progress is not None else 0
+    if progress is not None and not state.is_named:
+        agent.ask("model-name", _request(source))
+    lacking = (*(part.name for part in missing), *(() if state.is_named else (f"refs/{source.revision}",)))
     what = source.name if source.place.startswith("data:") else "the model"
     return ModelDone(
         what=what,
         folder=state.folder,
-        missing=tuple(part.name for part in missing),
+        missing=lacking,
         missing_bytes=sum(sizes.values()),
-        sent_bytes=sent_bytes,
+        sent_bytes=sum(sizes.values()) if progress is not None else 0,
+        changed=bool(lacking) and progress is not None,
     )
