@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from homelab.cli import common, completion, terminal
-from homelab.shared.protocol.result_files import QUANTISATIONS
+from homelab.shared.protocol.result_files import QUANTISATIONS, ascii_name, gguf_file
 
 
 def _kind(text: str) -> str:
@@ -56,9 +56,9 @@ def command(
     if as_json:
         common.print_json(done.model_dump())
         return 0
-    file = shlex.quote(str(place / f"{paths.name}-{quantise}.gguf"))
+    file = shlex.quote(str(place / gguf_file(paths.name, quantise)))
     terminal.echo(f"{'made' if done.changed else 'nothing was changed:'} {file}, {decimal_size(done.total_bytes)}, made on {done.node}")
-    name = shlex.quote(paths.name.lower())
+    name = shlex.quote(ascii_name(paths.name).lower())
     terminal.echo(f"Ollama:     ollama create {name} -f {shlex.quote(str(place / 'Modelfile'))} && ollama run {name}")
     terminal.echo(f"llama.cpp:  llama-cli -m {file}")
     same = common.same_options(cluster, runs_dir)

@@ -44,13 +44,12 @@ def read() -> JsonObject:
     paths = {
         key: [path for path in value.get(key) or [] if isinstance(path, str) and os.path.isabs(path)] for key in ("folders", "parents")
     }
-    locks, refs = (value.get(key) if isinstance(value.get(key), dict) else {} for key in ("locks", "refs"))
+    locks, refs = value.get("locks"), value.get("refs")
+    pairs = [(path, commits) for path, commits in (refs if isinstance(refs, dict) else {}).items() if isinstance(commits, list)]
     return {
         **paths,
-        "locks": {str(path): str(lock) for path, lock in locks.items()},
-        "refs": {
-            path: commits for path, commits in refs.items() if os.path.isabs(path) and isinstance(commits, list) and len(commits) == 2
-        },
+        "locks": {str(path): str(lock) for path, lock in locks.items()} if isinstance(locks, dict) else {},
+        "refs": {path: commits for path, commits in pairs if os.path.isabs(path) and len(commits) == 2},
     }
 
 

@@ -4,6 +4,7 @@ traces of profiles. No pickle. What a program of one's own has saved (saved/) co
 from __future__ import annotations
 
 import re
+import unicodedata
 
 from homelab.shared.protocol import layout, profile_files, window
 
@@ -63,6 +64,17 @@ def folder(text: object) -> str:
 def exported(step: int) -> str:
     """The folder of a checkpoint in the format of final/."""
     return f"{EXPORTS}/step-{step:08d}"
+
+
+def ascii_name(run: str) -> str:
+    """The name of a run in letters of ASCII alone, as files that leave a node and models of Ollama need it."""
+    bare = "".join(letter for letter in unicodedata.normalize("NFKD", run) if not unicodedata.combining(letter))
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", bare)
+
+
+def gguf_file(run: str, kind: str) -> str:
+    """The name of a run's GGUF file."""
+    return f"{ascii_name(run)}-{kind}.gguf"
 
 
 def quantised(kind: str) -> str:

@@ -42,7 +42,7 @@ def make(question: dict[str, Any]) -> dict[str, Any]:
     _refuse_unknown(source, is_tested=not question.get("own_converter", False))
     _check_room(weights, kind, run_dir)
     tools = Path(question["llama_cpp"]).expanduser()
-    name = f"{run_dir.name}-{kind}.gguf"
+    name = result_files.gguf_file(run_dir.name, kind)
     with run_model.replaced(place) as partial:
         first = partial / (f"{name}.bf16" if kind == _BY_LIBRARY else name)
         _convert(tools, source, first, "bf16" if kind == _BY_LIBRARY else kind, weights)

@@ -114,11 +114,13 @@ def converter(folder: Path, content: bytes) -> Path:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("place", "is_right"), [(100, True), ((1 << 20) - 5, True), ((3 << 20) - 20, True), (None, False)])
 def test_a_file_without_the_models_head_is_not_kept(trained: Path, tmp_path: Path, place: int | None, is_right: bool) -> None:
-    """The name lies anywhere in the header, also over the end of a piece that is read at once."""
+    """The name lies anywhere in the header, also over the end of a piece that is read at once. The file has a name that may be fetched."""
+    trained = trained.rename(trained.with_name("größe"))
     name = b"\x0d" + bytes(7) + b"output.weight" if place else b"\x12" + bytes(7) + b"output_norm.weight"
     tools = converter(tmp_path / "tools", bytes(place or 0) + name + bytes(4 << 20))
     if is_right:
         assert gguf.make(question(trained, tools))["folder"] == "gguf-bf16"
+        assert (trained / "gguf-bf16/gro-e-bf16.gguf").is_file()
         return
     with pytest.raises(WorkerError, match="left out the model's head"):
         gguf.make(question(trained, tools))

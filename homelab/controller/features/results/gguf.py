@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from homelab.controller.base.errors import InputError
+from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.say import Say
+from homelab.controller.base.units import listed
 from homelab.controller.features.results import best_copy, fetch, llama_cpp, make, merge
 from homelab.controller.features.results.best_copy import ModelHolder
 from homelab.controller.features.results.fetch import Fetched
@@ -50,7 +51,15 @@ def gguf(fleet: Fleet, paths: RunPaths, wanted: GgufRequest, place: Path, say: S
         "own_converter": wanted.checkout is not None,
     }
     made = make.run_node_program(agent, "gguf", request, say)
-    return fetch.bring(fleet, paths, ModelHolder(node=source.node, folder=made.folder), place, say)
+    done = fetch.bring(fleet, paths, ModelHolder(node=source.node, folder=made.folder), place, say)
+    file = result_files.gguf_file(paths.name, wanted.kind)
+    if not (place / file).is_file():
+        kept = f" (it kept {listed(done.left_out)})" if done.left_out else ""
+        raise HomelabError(
+            f"the node has not sent {file}{kept}", where=f"node {source.node}, {made.folder}/ of {paths.name}",
+            hint=homelab("gguf --quantise", wanted.kind, paths.name),
+        )  # fmt: skip
+    return done
 
 
 def _refuse_unknown(paths: RunPaths) -> None:
