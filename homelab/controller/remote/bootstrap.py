@@ -46,6 +46,12 @@ try:
             with open(target, "wb") as out:
                 shutil.copyfileobj(archive.extractfile(member), out)
     open(os.path.join(partial, "complete"), "w").close()
+    # Else a power cut can keep the name and lose the files, and the name says that nothing is to be sent again. Not the whole disk's: a checkpoint may
+    # be written there.
+    for folder, _, names in os.walk(partial):
+        for name in names:
+            with open(os.path.join(folder, name), "rb") as written:
+                os.fsync(written.fileno())
     try:
         os.rename(partial, place)
     except OSError:

@@ -65,6 +65,7 @@ def make(request: MakeRequest) -> SetupMade:
             said += _uv(lock, "pip", "check", "--python", python)
         _remove_other_wheels(wheels)
         shutil.rmtree(os.path.join(record.folder(), "cache"), ignore_errors=True)  # its files have a second name in the environment
+        os.sync()  # uv syncs nothing: after a power cut the record would vouch for empty modules
         record.write({**made, "locks": {**made["locks"], environment: request.lock}})
     return SetupMade(packages=installed.look(LookRequest(environment=environment)).packages, said=tuple(said[-20:]))
 
@@ -179,6 +180,7 @@ def unpack(version: str) -> str:
                     _check_entry(entry)
                     entries.extract(entry, partial)
             os.chmod(partial, 0o755)
+            os.sync()  # as after an installation: this name is never unpacked again
             os.replace(partial, folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
