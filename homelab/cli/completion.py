@@ -56,7 +56,7 @@ def node_list(context: typer.Context, incomplete: str) -> Iterator[str]:
 def recipes(context: typer.Context, incomplete: str) -> Iterator[str]:
     """The recipes in the folder that is being typed, and in the folders of it."""
     typed = os.path.dirname(incomplete)
-    folder = Path(typed or ".").expanduser()
+    folder = Path(os.path.expanduser(typed or "."))
     files = sorted(folder.glob("*.toml")) + sorted(folder.glob("*/*.toml"))
     for path in islice(files, _MOST_FILES):
         shown = os.path.join(typed, path.relative_to(folder))
@@ -132,7 +132,7 @@ def _node_names(context: typer.Context) -> list[str]:
 
 
 def _given(context: typer.Context, option: str, variable: str, otherwise: Callable[[], Path]) -> Path:
-    return Path(context.params.get(option) or os.environ.get(variable) or otherwise()).expanduser()
+    return Path(os.path.expanduser(context.params.get(option) or os.environ.get(variable) or otherwise()))
 
 
 def _toml(path: Path) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def command(
     script = _script()
     _refuse_unfit(python or sys.executable, trainer, script)
     environment = {
-        **os.environ, "HOMELAB_DEMO": str(folder.expanduser().resolve()), "HOMELAB_DEMO_PYTHON": sys.executable, "HOMELAB_DEMO_TRAINER": str(trainer),
+        **os.environ, "HOMELAB_DEMO": os.path.realpath(os.path.expanduser(folder)), "HOMELAB_DEMO_PYTHON": sys.executable, "HOMELAB_DEMO_TRAINER": str(trainer),
     }  # fmt: skip
     return subprocess.run(["bash", str(script)], env=environment, check=False).returncode
 

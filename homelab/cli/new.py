@@ -65,7 +65,7 @@ def _asked_for(data: str, model: str, yes: bool) -> tuple[str, str]:
 
 def _on_every_node(model: str) -> str:
     """A model folder of this machine by a name that holds on every node: below `~` if it is in this person's home. Others as they are."""
-    folder = Path(os.path.abspath(Path(model).expanduser()))
+    folder = Path(os.path.abspath(os.path.expanduser(model)))
     if not model or not folder.joinpath("config.json").is_file():
         return model
     return f"~/{folder.relative_to(Path.home())}" if folder.is_relative_to(Path.home()) else str(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import tomllib
@@ -121,11 +122,22 @@ def _parsed(text: str, path: Path, kind: str) -> dict[str, Any]:
     return data
 
 
+# Files of this machine, by their section and key; a folder of `~` in [model] name is one of the nodes.
+_OWN_FILES = {
+    ("cluster", "known_hosts"), ("defaults", "identity_file"), ("nodes", "identity_file"), ("notify", "apprise"), ("data", "train"), ("data", "eval"),
+    ("model", "adapter"), ("script", "path"), ("script", "files"),
+}  # fmt: skip
+
+
 def _unusable(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[Fault]:
     """What TOML (of Python) can hold and nothing here can work with; the functions that would meet it first give no clear error."""
     if isinstance(value, str):
         if "\0" in value:  # in no file name, command or setting
             yield place, 'the character "\\u0000" cannot be used'
+        words = [part for part in place if isinstance(part, str)]
+        if value.startswith("~") and (words[0], words[-1]) in _OWN_FILES and os.path.expanduser(value) == value:
+            account = value[1:].partition("/")[0]
+            yield place, f'this machine has no account "{account}"; a file of your home begins with ~/: "~/{value[1:]}"'
     elif isinstance(value, int):
         if abs(value) > _LARGEST:
             yield place, f"this number is too large; allowed: up to {_LARGEST}"

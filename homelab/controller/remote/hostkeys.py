@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ def files_of(cluster: Cluster, own: Sequence[str] = ()) -> list[Path]:
     if cluster.known_hosts:
         return [Path(cluster.known_hosts)]
     return (
-        [*(Path(file).expanduser() for file in own), Path("/etc/ssh/ssh_known_hosts")]
+        [*(Path(os.path.expanduser(file)) for file in own), Path("/etc/ssh/ssh_known_hosts")]
         if own
         else [Path("~/.ssh/known_hosts").expanduser(), Path("/etc/ssh/ssh_known_hosts")]
     )

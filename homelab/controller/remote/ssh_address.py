@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -68,7 +69,7 @@ def address_of(node: Node, options: ssh_settings.Settings) -> Address:
     identities = (node.identity_file,) if node.identity_file else tuple(options.get("identityfile", ()))
     jump = options.get("proxyjump", ["none"])[0]
     user, known_as = node.user or options.get("user", [None])[0], options.get("hostkeyalias", [host])[0] or host
-    files = tuple(str(Path(name).expanduser()) for name in identities)
+    files = tuple(os.path.expanduser(name) for name in identities)
     defaults = ssh_settings.defaults(node) if options else {}
     answered = ("userknownhostsfile", "globalknownhostsfile", "knownhostscommand", "verifyhostkeydns") if node.known_hosts else ()
     beyond = ssh_keys.beyond_paramiko(options, defaults, instead=(*answered, *(("identityfile",) if node.identity_file else ())))
@@ -88,7 +89,7 @@ def address_of(node: Node, options: ssh_settings.Settings) -> Address:
 
 def refuse_missing_key(node: Node, where: str) -> None:
     """Raises UnreachableError where cluster.toml names a key that is not there."""
-    if node.identity_file and not Path(node.identity_file).expanduser().exists():
+    if node.identity_file and not os.path.exists(os.path.expanduser(node.identity_file)):
         raise UnreachableError(
             f"the identity file {node.identity_file} does not exist",
             where=f"{where}, key identity_file",

@@ -218,3 +218,21 @@ def test_the_kind_of_wire(tmp_path: Path) -> None:
     assert len(listed) == 3, listed
     assert any("got '2.5gb'; allowed: " in line and 'Did you mean "2.5gbe"?' in line and "line " in line for line in listed)
     assert any('network.speed: unknown key "speed"' in line for line in listed)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (node('identity_file = "~.ssh/id_ed25519"'), "line 4, nodes.#1.identity_file"),
+        ('[defaults]\nidentity_file = "~.ssh/id_ed25519"\n' + node(""), "line 2, defaults.identity_file"),
+        ('[cluster]\nknown_hosts = "~.ssh/id_ed25519"\n' + node(""), "line 2, cluster.known_hosts"),
+        ('[notify]\napprise = "~.ssh/id_ed25519"\n' + node(""), "line 2, notify.apprise"),
+    ],
+)
+def test_a_home_without_its_slash_is_a_fault_of_the_file(tmp_path: Path, text: str, place: str) -> None:
+    words = 'this machine has no account ".ssh"; a file of your home begins with ~/: "~/.ssh/id_ed25519"'
+    assert faults(tmp_path, text) == [f"  {place}: {words}"]
+
+
+def test_what_only_the_node_reads_may_begin_as_it_likes(tmp_path: Path) -> None:
+    assert load(tmp_path, node('environment = { SIGN = "~nobody-like-this" }')).nodes[0].environment == {"SIGN": "~nobody-like-this"}

@@ -340,3 +340,17 @@ def test_a_recipe_is_one_of_two_kinds_and_run_json_holds_every_section(tmp_path:
     written = recipe.model_dump(mode="json")
     assert sorted(written) == sorted(SECTIONS)
     assert parse_recipe(written, strict=False) == recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (GOOD.replace('"chats.jsonl"', '"~data/x"'), "line 4, data.train"),
+        (GOOD.replace('tiny"\n', 'tiny"\nadapter = "~data/x"\n'), "line 3, model.adapter"),
+        ('[script]\npath = "~data/x"\n', "line 2, script.path"),
+        ('[script]\npath = "train.py"\nfiles = ["a.py", "~data/x"]\n', "line 3, script.files.#2"),
+    ],
+)
+def test_a_home_without_its_slash_is_a_fault_of_the_recipe(tmp_path: Path, text: str, place: str) -> None:
+    words = 'this machine has no account "data"; a file of your home begins with ~/: "~/data/x"'
+    assert faults(tmp_path, text) == [f"  {place}: {words}"]

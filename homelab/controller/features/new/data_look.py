@@ -41,7 +41,7 @@ _NO_MODEL = "no/model"
 
 def refuse_no_file(data: str) -> None:
     """Raises InputError for data that is neither a file of this machine nor a data set of the hub."""
-    path = Path(data).expanduser()
+    path = Path(os.path.expanduser(data))
     if data.startswith("hub:") or path.is_file():
         return
     try:

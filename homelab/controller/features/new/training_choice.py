@@ -227,7 +227,7 @@ def place(wish: Wish) -> str:
     """The data as the recipe names it: relative to its folder, so that homelab ships it."""
     if wish.data.startswith("hub:"):
         return wish.data
-    data = Path(wish.data).expanduser()  # a link keeps its name: the file behind it may have none of its own
+    data = Path(os.path.expanduser(wish.data))  # a link keeps its name: the file behind it may have none of its own
     return os.path.relpath(data.parent.resolve() / data.name, wish.output.resolve().parent)
 
 

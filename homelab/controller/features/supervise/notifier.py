@@ -90,7 +90,7 @@ def by_apprise(file: str, title: str, text: str) -> str:
         import apprise
     except ImportError:
         return f"[notify] apprise: the package is not installed on this machine; install it: {package.install('apprise')}"
-    path = Path(file).expanduser()
+    path = Path(os.path.expanduser(file))
     if not path.is_file():
         return f"[notify] apprise: there is no file {path}"
     services, config = apprise.Apprise(), apprise.AppriseConfig()

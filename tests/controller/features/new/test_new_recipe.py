@@ -409,3 +409,8 @@ def test_few_rows_get_a_command_that_tries_fewer_passes(tmp_path: Path) -> None:
         said[name] = (made.chosen.recipe.train.epochs > 5, [str(note) for note in made.seen.notes if "homelab queue add" in note])
     assert [bool(notes) for _, notes in said.values()] == [is_many for is_many, _ in said.values()] == [True, True, False, False]
     assert f"homelab queue add '{tmp_path}/three rows.toml' --set train.epochs=2,8" in said["three rows"][1][0]
+
+
+def test_a_home_without_its_slash_is_a_file_that_is_not_there() -> None:
+    with pytest.raises(InputError, match="there is no such file"):
+        data_look.refuse_no_file("~data/chats.jsonl")
