@@ -33,6 +33,8 @@ def _check_name(name: str) -> str:
 def _check_host(host: str) -> str:
     if not _is_plain_word(host):
         raise ValueError("a host is an address, a host name or an alias of ~/.ssh/config, without spaces")
+    if not all(0 < len(label) < 64 for label in host.removesuffix(".").split(".")):  # RFC 1035; Python's sockets raise for such a one
+        raise ValueError("a host with 1 to 63 characters before, between and behind its dots, like 192.168.1.100 or gpu.lan")
     return host
 
 

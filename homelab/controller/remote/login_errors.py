@@ -77,6 +77,11 @@ def _has_number(*numbers: int) -> Callable[[BaseException], bool]:
     return lambda error: isinstance(error, OSError) and error.errno in numbers
 
 
+def _is_no_name(error: BaseException) -> bool:
+    """Whether Python could not write a host as a name of the network: "gpu..lan". A key file of other bytes is a UnicodeDecodeError."""
+    return isinstance(error, UnicodeError) and not isinstance(error, UnicodeDecodeError)
+
+
 def _copy_id(login: Login) -> str:
     options = ["-i", login.keys[0]] if login.node.identity_file else []
     options += known_hosts_option(login.node.known_hosts) if login.node.known_hosts else []
@@ -114,7 +119,9 @@ _TABLE = (
         lambda login: f"does it answer if you wait? {login.by_hand}; if not, look at its screen, or restart it",
     ),
     _Cause(
-        lambda error: isinstance(error, ValueError) or _says(*_KEY_FILE)(error),  # from the parsers of key files
+        lambda error: (
+            (isinstance(error, ValueError) and not _is_no_name(error)) or _says(*_KEY_FILE)(error)
+        ),  # from the parsers of key files
         lambda login, error: f"the identity file cannot be used: {error}",
         lambda login: f"{quote_words(['ssh-keygen', '-l', '-f', *login.keys[:1]])} must print the key; or name another identity_file",
         names_keys=True,
@@ -137,7 +144,7 @@ _TABLE = (
         is_silent=True,
     ),
     _Cause(
-        _is(socket.gaierror),
+        lambda error: isinstance(error, socket.gaierror) or _is_no_name(error),
         lambda login, error: (
             f'there is no machine with the name "{login.host}"'
             + ("" if shutil.which("ssh") else ", and homelab reads no ~/.ssh/config, because no `ssh` is installed here")
@@ -204,6 +211,8 @@ def reason(error: BaseException) -> str:
     """What the kernel said."""
     if isinstance(error, NoValidConnectionsError):  # one error per address of the host
         return ", ".join(sorted({one.strerror or str(one) for one in error.errors.values()}))
+    if _is_no_name(error):
+        return "its host is no name of a machine"
     return getattr(error, "strerror", None) or str(error) or "the connection was closed"
 
 

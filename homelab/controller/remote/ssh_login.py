@@ -129,8 +129,8 @@ def _offered(node: Node, address: Address, where: str, known_kinds: set[str]) ->
                 return transport.get_remote_server_key()
             finally:
                 transport.close()
-    except (OSError, EOFError, paramiko.SSHException) as error:
-        why = login_errors.reason(error) if isinstance(error, OSError | EOFError) else str(error)
+    except (OSError, EOFError, UnicodeError, paramiko.SSHException) as error:
+        why = str(error) if isinstance(error, paramiko.SSHException) else login_errors.reason(error)
         raise UnreachableError(f"no SSH server answers: {why}", where=where, hint=login_errors.by_hand(node)) from error
 
 

@@ -236,3 +236,14 @@ def test_a_home_without_its_slash_is_a_fault_of_the_file(tmp_path: Path, text: s
 
 def test_what_only_the_node_reads_may_begin_as_it_likes(tmp_path: Path) -> None:
     assert load(tmp_path, node('environment = { SIGN = "~nobody-like-this" }')).nodes[0].environment == {"SIGN": "~nobody-like-this"}
+
+
+@pytest.mark.parametrize("host", ["192.168..5", "gpu..lan", ".lan", f"{'a' * 64}.lan", "lan.."])
+def test_a_host_that_no_network_has_is_a_fault_of_the_file(tmp_path: Path, host: str) -> None:
+    (fault,) = faults(tmp_path, f'[[nodes]]\nname = "a"\nhost = "{host}"\n')
+    assert fault.startswith(f"  line 3, nodes.#1.host: got {host!r}; allowed: a host with 1 to 63 characters before, between and behind")
+
+
+@pytest.mark.parametrize("host", ["192.168.1.5", "gpu.lan.", "fe80::1%eth0", "an_alias", "küche.local", f"{'a' * 63}.lan"])
+def test_a_host_that_a_network_may_have(tmp_path: Path, host: str) -> None:
+    assert load(tmp_path, f'[[nodes]]\nname = "a"\nhost = "{host}"\n').nodes[0].host == host

@@ -10,6 +10,7 @@ import pytest
 
 from homelab.controller.base.errors import SilentError, UnreachableError
 from homelab.controller.config.cluster import Cluster, Node
+from homelab.controller.remote import ssh_login
 from homelab.controller.remote.login_errors import EXPLAINED, Login, explain
 
 MINI = Node(name="mini", host="192.0.2.7", port=2222, identity_file="~/.ssh/mini")
@@ -42,6 +43,7 @@ ROWS = [
     (paramiko.SSHException("Incompatible ssh peer"), "no SSH session: Incompatible ssh peer", "ssh -v", False),
     (socket.gaierror(socket.EAI_AGAIN, "try again"), "could not be looked up from this machine: try again", "getent hosts 192.0.2.7", True),
     (socket.gaierror(socket.EAI_NONAME, "not known"), 'there is no machine with the name "192.0.2.7"', "edit host = ...", False),
+    (UnicodeError("label empty or too long"), 'there is no machine with the name "192.0.2.7"', "edit host = ...", False),
     (TimeoutError(), "no answer within 5 s: it is off", "wake it", True),
     (of_kernel(errno.EHOSTUNREACH), "no answer (what the kernel says): it is off", "wake it", True),
     (of_kernel(errno.ENETUNREACH), "this machine has no route to 192.0.2.7", "ip route get 192.0.2.7", True),
@@ -59,3 +61,10 @@ def test_an_error_of_the_login_has_its_three_parts(error: Exception, message: st
     assert message in explained.message
     assert explained.where.startswith(LOGIN.where)
     assert hint in explained.hint
+
+
+def test_a_name_of_ssh_config_that_is_none_is_said_by_its_host_key_too() -> None:
+    """`homelab trust` and `homelab init` ask for it, and init asks others beside it."""
+    address = ssh_login.Address("gpu..lan", 22, None, (), None, "gpu..lan")
+    with pytest.raises(UnreachableError, match="no SSH server answers: its host is no name of a machine"):
+        ssh_login._offered(MINI, address, "node mini", set())

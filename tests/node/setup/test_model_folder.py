@@ -27,7 +27,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def sent(commit: str, revision: str) -> None:
     """All that `homelab setup --recipe` asks of this node."""
-    request = {"model": "org/name", "commit": commit, "revision": revision, "files": {PIECE["name"]: PIECE["sha256"]}, "workdir": "~/homelab"}
+    request = {
+        "model": "org/name",
+        "commit": commit,
+        "revision": revision,
+        "files": {PIECE["name"]: PIECE["sha256"]},
+        "workdir": "~/homelab",
+    }
     ask_node("model-receive", {**PIECE, "commit": commit}, io.BytesIO(DATA))
     assert not ask_node("model-look", request).is_named
     ask_node("model-name", request)
