@@ -5,8 +5,10 @@ New sections and keys are put in as text, at a place that does not tear a commen
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tomlkit
 
@@ -20,7 +22,7 @@ NEW_FILE = """\
 [defaults]  # any key of a node may be here: user, port, identity_file, python, workdir, ...
 """
 
-Value = str | int | list[dict[str, str | int | float]]
+Value = str | int | list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class NewNode:
 
 
 def with_nodes(text: str, nodes: Sequence[NewNode]) -> str:
-    """The text with these sections at its end."""
+    """The text with these sections at its end. Raises InputError where it has its nodes in another form than sections."""
     for node in nodes:
         keys: dict[str, Value | None] = {
             "name": node.name,
@@ -48,17 +50,25 @@ def with_nodes(text: str, nodes: Sequence[NewNode]) -> str:
         lines = ["[[nodes]]", *([f"# {node.about}"] if node.about else [])]
         lines += [f"{key} = {_written(value)}" for key, value in keys.items() if value is not None]
         gap = "" if not text or text.endswith(("\n\n", "\r\n\r\n")) else "\n" if text.endswith("\n") else "\n\n"
-        text += _as_in(text, gap + "\n".join(lines) + "\n")
+        added = {key: value for key, value in keys.items() if value is not None}
+        text = _valid(
+            text + _as_in(text, gap + "\n".join(lines) + "\n"), "the machines as nodes = [...], and homelab adds [[nodes]] sections alone",
+            f"make a [[nodes]] section of each machine; or add to the list: {_written([added])[1:-1]}",
+        )  # fmt: skip
     return text
 
 
 def with_network(text: str, network: str) -> str:
-    """The text with [cluster] network. Where there is no [cluster], it is the last section."""
+    """The text with [cluster] network. Where there is no [cluster], it is the last section. Raises InputError where `cluster` has another form."""
     line = f"network = {_written(network)}  # the LAN of the nodes\n"
     place = key_lines(text).get(("cluster",))
     if place is None:
         gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
-        return text + _as_in(text, f"{gap}[cluster]\n{line}")
+        return _valid(
+            text + _as_in(text, f"{gap}[cluster]\n{line}"),
+            "`cluster` without a section [cluster]",
+            f"add to it: network = {_written(network)}",
+        )
     return _inserted(text, place, line)
 
 
@@ -68,7 +78,20 @@ def with_keys(text: str, index: int, keys: Mapping[str, Value]) -> str:
         lines = key_lines(text)
         place = lines.get(("nodes", index, "host"))
         is_new = ("nodes", index, key) not in lines
-        text = _inserted(text, place, f"{key} = {_written(value)}\n") if is_new and place else _replaced(text, index, key, value)
+        text = _valid(
+            _inserted(text, place, f"{key} = {_written(value)}\n") if is_new and place else _replaced(text, index, key, value),
+            f"`{key}` of machine {index + 1} in a form that homelab cannot change, like [[nodes.{key}]]",
+            f"take that out, and write below the machine's host: {key} = {_written(value)}",
+        )  # fmt: skip
+    return text
+
+
+def _valid(text: str, form: str, by_hand: str) -> str:
+    """The text after an edit. Raises InputError where it is TOML no more, because what it was about stands in another form."""
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"the file has {form}", where="cluster.toml", hint=f"edit cluster.toml: {by_hand}") from error
     return text
 
 

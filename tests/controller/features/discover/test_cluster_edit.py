@@ -74,3 +74,27 @@ def test_sections_that_stand_apart_are_not_torn() -> None:
 def test_the_text_of_a_new_file_is_a_cluster() -> None:
     text = cluster_edit.with_network(cluster_edit.with_nodes(cluster_edit.NEW_FILE, [NewNode("a", "b")]), "192.0.2.0/24")
     assert parse_cluster(text, Path("c")).network == "192.0.2.0/24" and text.count("\n\n\n") == 0
+
+
+CARDS: list[dict[str, str | int | float]] = [{"model": "RTX 4090", "vram_gb": 24}]
+
+
+def test_a_form_that_cannot_be_edited_is_named_with_what_to_write() -> None:
+    """The text would be TOML no more, and the reader would be told that of a file that is."""
+    inline = 'nodes = [{ name = "a", host = "b" }]\n'
+    with pytest.raises(InputError, match=r"the file has the machines as nodes = \[...\]") as raised:
+        cluster_edit.with_nodes(inline, [NewNode("pi", "pi.lan", port=2222, gpus=tuple(CARDS))])
+    by_hand = raised.value.hint.partition("add to the list: ")[2]
+    after = inline.replace("}]", "}, " + by_hand + "]")
+    assert parse_cluster(after, Path("c")).node("pi").gpus[0].model == "RTX 4090"
+
+    cards = '[[nodes]]\nname = "a"\nhost = "b"\n[[nodes.gpus]]\nmodel = "RTX 3070"\nvram_gb = 8\n'
+    with pytest.raises(InputError, match=r"`gpus` of machine 1 in a form that homelab cannot change, like \[\[nodes.gpus\]\]") as raised:
+        cluster_edit.with_keys(cards, 0, {"gpus": CARDS})
+    line = raised.value.hint.partition("host: ")[2]
+    assert parse_cluster(cards.partition("[[nodes.gpus]]")[0] + line, Path("c")).nodes[0].gpus[0].vram_gb == 24
+
+    dotted = f'cluster.name = "a"\n{cards}'
+    with pytest.raises(InputError, match="without a section") as raised:
+        cluster_edit.with_network(dotted, "192.0.2.0/24")
+    assert raised.value.hint.endswith('network = "192.0.2.0/24"')
