@@ -43,6 +43,17 @@ def known(cluster: Cluster, own: Sequence[str] = ()) -> paramiko.HostKeys:
     return keys
 
 
+def file_with(name: str, cluster: Cluster, own: Sequence[str] = ()) -> Path:
+    """The file that has the key of a host, by its name there; the first of them where none has it. `own`: see `files_of`. Raises InputError."""
+    files = files_of(cluster, own)
+    for file in files:
+        keys = paramiko.HostKeys()
+        _read([file], into=keys)
+        if keys.lookup(name):
+            return file
+    return files[0]
+
+
 def _read(files: Sequence[Path], into: paramiko.HostKeys) -> None:
     """Read the files as OpenSSH does (sshd(8), SSH_KNOWN_HOSTS FILE FORMAT): a damaged line is left out, a revoked key is none.
 

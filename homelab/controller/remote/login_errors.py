@@ -47,6 +47,8 @@ class Login:
     where: str
     known_as: str = ""
     """Its name in known_hosts, where that is not its address."""
+    known_hosts: tuple[str, ...] = ()
+    """The person's own known_hosts files, where ssh_config names some."""
 
     @property
     def by_hand(self) -> str:
@@ -194,7 +196,8 @@ def changed_key(login: Login, shown: paramiko.PKey, known_key: paramiko.PKey | N
 
 def changed(login: Login, which: str) -> UnreachableError:
     """The same, with `which` keys in words."""
-    file, name = str(hostkeys.files_of(login.cluster)[0]), login.known_as or hostkeys.name_in_file(login.host, login.port)
+    name = login.known_as or hostkeys.name_in_file(login.host, login.port)
+    file = str(hostkeys.file_with(name, login.cluster, login.known_hosts))
     return UnreachableError(
         f"the host key CHANGED: {which}. Either this machine was installed again, or another machine answers at its address",
         where=login.where,

@@ -126,13 +126,15 @@ def explain(cluster: Cluster, node: Node, address: Address, where: str, refused:
 def _of_hop(cluster: Cluster, address: Address, where: str, name: str, *, is_changed: bool) -> UnreachableError:
     """A host key of a machine on the way; it is no node, so the person's own ssh accepts it."""
     file = known_hosts_option(cluster.known_hosts) if cluster.known_hosts else []
+    hops = {_address(hop).name_in_known_hosts: hop for hop in address.hops}
+    hop = hops.get(name)
     if is_changed:
-        names = ["ssh-keygen", *(["-f", cluster.known_hosts] if cluster.known_hosts else []), "-R", name]
+        own = _address(hop).known_hosts if hop else address.known_hosts
+        names = ["ssh-keygen", "-f", str(hostkeys.file_with(name, cluster, own)), "-R", name]
         return UnreachableError(
             f"the host key of {name}, a machine on the way, CHANGED. Either it was installed again, or another machine answers at its address",
             where=where, hint=Hint("if you know why: {}", Command(shlex.join(names))),
         )  # fmt: skip
-    hop = next((hop for hop in address.hops if _known_as(hop) == name), None)
     before = address.hops[: address.hops.index(hop)] if hop else ()
     jump = ["-J", ",".join(one.spelled for one in before)] if before else []
     target = [*ssh_settings.words_of(hop.as_node()), hop.host] if hop else [name]
@@ -144,9 +146,9 @@ def _of_hop(cluster: Cluster, address: Address, where: str, name: str, *, is_cha
     )
 
 
-def _known_as(hop: ssh_route.Hop) -> str:
+def _address(hop: ssh_route.Hop) -> Address:
     node = hop.as_node()
-    return address_of(node, ssh_settings.of(node)).name_in_known_hosts
+    return address_of(node, ssh_settings.of(node))
 
 
 def error_of(words: str) -> tuple[BaseException, str]:

@@ -100,7 +100,8 @@ def refuse_missing_key(node: Node, where: str) -> None:
 def as_login(cluster: Cluster, node: Node, address: Address, where: str) -> login_errors.Login:
     """What the errors of a login need to know."""
     known_as = address.known_as if address.known_as != address.host else ""
-    return login_errors.Login(cluster, node, address.host, address.port, address.user, existing_keys(address), where, known_as)
+    keys = existing_keys(address)
+    return login_errors.Login(cluster, node, address.host, address.port, address.user, keys, where, known_as, address.known_hosts)
 
 
 def existing_keys(address: Address) -> tuple[str, ...]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import socket
+import subprocess
+from dataclasses import replace
+from pathlib import Path
 
 import paramiko
 import pytest
 
 from homelab.controller.base.errors import SilentError, UnreachableError
 from homelab.controller.config.cluster import Cluster, Node
-from homelab.controller.remote import ssh_login
+from homelab.controller.remote import hostkeys, ssh_login
 from homelab.controller.remote.login_errors import EXPLAINED, Login, explain
 
 MINI = Node(name="mini", host="192.0.2.7", port=2222, identity_file="~/.ssh/mini")
@@ -68,3 +71,14 @@ def test_a_name_of_ssh_config_that_is_none_is_said_by_its_host_key_too() -> None
     address = ssh_login.Address("gpu..lan", 22, None, (), None, "gpu..lan")
     with pytest.raises(UnreachableError, match="no SSH server answers: its host is no name of a machine"):
         ssh_login._offered(MINI, address, "node mini", set())
+
+
+def test_a_changed_key_is_taken_out_of_the_file_that_has_it(tmp_path: Path) -> None:
+    """UserKnownHostsFile of ssh_config may name several."""
+    files = (str(tmp_path / "own hosts"), str(tmp_path / "work"))
+    hostkeys.remember(LOGIN.cluster, LOGIN.host, LOGIN.port, KEY, own=files[1:])
+    changed = explain(replace(LOGIN, known_hosts=files), paramiko.BadHostKeyException("192.0.2.7", KEY, KEY))
+    subprocess.run(changed.hint.partition(": ")[2].partition(" && ")[0], shell=True, check=True, capture_output=True)
+    assert not hostkeys.keys_in(tmp_path / "work")
+    empty = explain(replace(LOGIN, known_hosts=files), paramiko.BadHostKeyException("192.0.2.7", KEY, KEY))
+    assert f"ssh-keygen -f '{files[0]}' -R" in empty.hint

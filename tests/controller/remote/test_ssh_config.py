@@ -409,6 +409,14 @@ def test_the_persons_own_known_hosts_file(places: Places) -> None:
     key = ssh_login.offered_key(cluster, cluster.nodes[0])
     assert key.remember(cluster) == own
     assert place_of(cluster) == "end"
+    name, _, _ = own.read_text().partition(" ")
+    other = places.folder / "other key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True)
+    own.write_text(f"{name} {other.with_suffix('.pub').read_text()}")
+    error = refused(cluster)
+    assert "CHANGED" in error.message and f"ssh-keygen -f '{own}' -R" in error.hint
+    subprocess.run(error.hint.partition(": ")[2].partition(" && ")[0], shell=True, check=True, capture_output=True)
+    assert "is not known yet" in refused(cluster).message
 
 
 # Which lines of the files hold
