@@ -97,7 +97,8 @@ def remove(request: Request) -> SetupRemoved:
         for path in sorted(made["parents"], key=len, reverse=True):
             if os.path.isdir(path) and not os.listdir(path):
                 os.rmdir(path)
-    return SetupRemoved(removed=tuple(removed), left=tuple(left))
+    links = {path: os.path.realpath(path) for path in left if os.path.islink(path)}
+    return SetupRemoved(removed=tuple(removed), left=tuple(left), links=links)
 
 
 def _refuse_while_used(request: Request) -> None:

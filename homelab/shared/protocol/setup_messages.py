@@ -120,7 +120,8 @@ class SetupMade(Message):
 
 
 class SetupRemoved(Message):
-    """The answer of `setup-remove`: folders."""
+    """The answer of `setup-remove`: folders. `links`: those that a person has moved elsewhere, and where to."""
 
     removed: Texts
     left: Texts
+    links: Table = {}

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from homelab.controller.base.errors import HomelabError
-from homelab.controller.base.hint import homelab
+from homelab.controller.base.hint import Hint, chain, homelab
 from homelab.controller.base.say import Say
 from homelab.controller.base.units import listed
+from homelab.controller.config.cluster import Node
+from homelab.controller.facts.node_commands import on_node, path_word
 from homelab.controller.facts.reading import read
 from homelab.controller.features.setup import setup_nodes
 from homelab.controller.remote.fanout import Fleet, Outcome, on_all
@@ -40,9 +42,26 @@ def remove(fleet: Fleet, names: Iterable[str], say: Say) -> Outcome[SetupRemoved
             ),
         )
         if removed.left:
-            raise HomelabError(
-                f"these folders could not be removed: {listed(removed.left)}", where=f"node {name}", hint=homelab("teardown", name)
-            )
+            raise _left(fleet.cluster.node(name), removed)
         return removed
 
     return on_all(names, one)
+
+
+def _left(node: Node, removed: SetupRemoved) -> HomelabError:
+    """What stays on the node, and what a person does about it: another teardown would find the same."""
+    again, others = homelab("teardown", node.name), [path for path in removed.left if path not in removed.links]
+    if others:
+        return HomelabError(
+            f"these folders could not be removed: {listed(others)}", where=f"node {node.name}",
+            hint=Hint(
+                "are they still in use, or is your home or the workdir in them? {} shows them. Remove by hand what you do not need, then: {}",
+                on_node(node, f"ls -la {' '.join(map(path_word, others))}"), again,
+            ),
+        )  # fmt: skip
+    moved = [f"{path}, which leads to {target}" for path, target in removed.links.items()]
+    words = " ".join(path_word(path) for path in [*removed.links.values(), *removed.links])
+    return HomelabError(
+        f"teardown follows no link: {listed(moved)}", where=f"node {node.name}",
+        hint=Hint("if nothing else is in there: {}", chain(on_node(node, f"rm -rf {words}"), again)),
+    )  # fmt: skip
