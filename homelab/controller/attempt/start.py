@@ -31,6 +31,8 @@ _UNDO_S = 8.0
 # The imports take some seconds of two cores, which a short run and the first steps of a long one do not have to spare.
 _STANDBY_AFTER_S = 20.0
 _READ_S = 1800.0  # a node reads a large file to its end before it says that it has it
+# A node that falls silent is noticed by itself; several share one Wi-Fi.
+_SEND_S, _SLOWEST_BYTES_PER_S = 600.0, 100_000
 BY_HAND = {"by_hand": True}  # an earlier claim of the run may not start it any more
 
 
@@ -61,7 +63,9 @@ def ship_material(fleet: Fleet, names: list[str], material: list[RecipeInput], s
                 raise _not_here(name, item, layout.data_file(fields(request)) if answer["differs"] else None)
             assert item.local is not None
             with item.local.open("rb") as stream:
-                agent.send("receive-file", request.replace(size=os.fstat(stream.fileno()).st_size), stream)
+                size = os.fstat(stream.fileno()).st_size
+                limit_s = _SEND_S + size / _SLOWEST_BYTES_PER_S
+                agent.send("receive-file", request.replace(size=size), stream, timeout_s=limit_s)
             if answer["differs"]:
                 changed.append(name)
 
