@@ -70,7 +70,7 @@ def ship_material(fleet: Fleet, names: list[str], material: list[RecipeInput], s
                 changed.append(name)
 
         say(f"shipping {item.name} to {len(names)} node{'s' if len(names) > 1 else ''}")
-        _, errors = on_all(names, send)
+        _, errors = fleet.on_all_until_stopped(names, send)
         _raise_first(errors)
         if changed:
             notes.append(f"{item.name} had been changed on {', '.join(sorted(changed))}: the original was sent again")

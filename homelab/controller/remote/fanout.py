@@ -116,6 +116,16 @@ class Fleet:
         for node in self.cluster.nodes:
             self.give_up(node.name, "stopped by Ctrl-C")
 
+    def on_all_until_stopped(self, names: Iterable[str], work: Callable[[str], T]) -> Outcome[T]:
+        """`on_all` of work that lasts for minutes and that Ctrl-C ends at once. Afterwards the nodes can be asked again: who has claimed a run releases it."""
+        before = dict(self._given_up)
+        try:
+            return on_all(names, work, stop=self.give_up_all)
+        except KeyboardInterrupt:
+            self._given_up.clear()
+            self._given_up.update(before)
+            raise
+
     def _refuse_given_up(self, name: str) -> None:
         if name in self._given_up:
             self._drop(name)

@@ -12,7 +12,7 @@ from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.units import gigabytes
 from homelab.controller.features.recover.replicas import ResumePoint
-from homelab.controller.remote.fanout import Fleet, on_all
+from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import store
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol import checkpoint_holders
@@ -58,7 +58,7 @@ def bring(
             with open(archive.name, "rb") as stream:
                 fleet.agent(name).send("receive-checkpoint", request, stream, timeout_s=_TIMEOUT_S)
 
-        _, errors = on_all(targets, send)
+        _, errors = fleet.on_all_until_stopped(targets, send)
     for error in errors.values():
         raise error
 

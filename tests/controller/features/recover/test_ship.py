@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from homelab.controller.attempt import start
 from homelab.controller.attempt.inputs import RecipeInput
-from homelab.controller.base.errors import HomelabError
+from homelab.controller.base.errors import HomelabError, UnreachableError
 from homelab.controller.features.recover import resume_guards
 from homelab.node.run import supervisor_host
 from tests.fakes import FakeFleet
@@ -120,3 +123,23 @@ def test_a_large_file_has_the_time_that_a_slow_way_needs(tmp_path: Path, monkeyp
     ship(nodes, local)
     limits = [request["timeout_s"] for node in nodes.nodes.values() for request in node.requests if request["verb"] == "receive-file"]
     assert len(limits) == 3 and min(limits) > 3 * (4 << 30) / 1e6
+
+
+def test_the_first_ctrl_c_ends_the_sending_and_the_nodes_can_be_asked_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has claimed the run has to release it."""
+    nodes, local = Nodes(tmp_path / "nodes"), tmp_path / "rows.jsonl"
+    local.write_bytes(BODY)
+    is_closed = threading.Event()
+
+    def sending(request: dict[str, Any]) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert is_closed.wait(20), "nobody has ended it"
+        raise UnreachableError("connection lost", where="node a", hint="try again")
+
+    nodes.nodes["a"].answers["receive-file"] = sending
+    monkeypatch.setattr(nodes.nodes["a"], "close", is_closed.set)
+    with pytest.raises(KeyboardInterrupt):
+        ship(nodes, local)
+    assert is_closed.is_set()
+    released, errors = nodes.ask("release", {"run": "2026-01-01-0000-x", "token": "t"})
+    assert set(released) == {"a", "b", "c"} and not errors
