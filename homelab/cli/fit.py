@@ -92,15 +92,18 @@ def _print(file: Path, ways: tuple[RecipeFix, ...], options: str) -> None:
 def _check(file: Path, recipe_file: Path, recipe: TrainRecipe) -> None:
     """Raises InputError for a file that is there, and for a folder in which the recipe's data would not be found."""
     from homelab.controller.base.errors import InputError
+    from homelab.controller.base.shell import file_word
 
     if file.exists():
-        raise InputError(f"{file} exists already and is not overwritten", where="--fit", hint=f"rm {file}, or --output ANOTHER.toml")
+        raise InputError(
+            f"{file} exists already and is not overwritten", where="--fit", hint=f"rm {file_word(str(file))}, or --output ANOTHER.toml"
+        )
     relative = [name for name in (recipe.data.train, recipe.data.eval) if name and not name.startswith(("/", "~/", "hub:"))]
     if relative and file.resolve().parent != recipe_file.resolve().parent:
         raise InputError(
             f"the recipe's data, {relative[0]}, is looked for in the folder of the recipe",
             where=f"--output {file}",
-            hint=f"--output {recipe_file.with_name(file.name)}",
+            hint=f"--output {file_word(str(recipe_file.with_name(file.name)))}",
         )
     if not file.parent.is_dir():
-        raise InputError(f"there is no folder {file.parent}", where=f"--output {file}", hint=f"mkdir -p {file.parent}")
+        raise InputError(f"there is no folder {file.parent}", where=f"--output {file}", hint=f"mkdir -p {file_word(str(file.parent))}")

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import pwd
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -154,7 +155,7 @@ def load(folder: Path) -> LabState:
         raise HomelabError(
             f"this lab was started as {state.folder}; its nodes look for their files there",
             where=str(file),
-            hint=f"move the folder back: mv '{folder}' '{state.folder}'",
+            hint=f"move the folder back: mv {shlex.quote(str(folder))} {shlex.quote(state.folder)}",
         )
     return state
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
@@ -183,7 +184,7 @@ def _frozen(descriptor: int, place: str) -> RefusedError:
     pid = lock.holder(descriptor)
     if pid is None:
         message = f"a process has held the lock of the claims for {LOCK_S:.0f} s"
-        return RefusedError("frozen", message, f"on the node, to see the process: fuser -v {place}; then end it", place)
+        return RefusedError("frozen", message, f"on the node, to see the process: fuser -v {shlex.quote(place)}; then end it", place)
     manner = "is frozen (stopped by a signal or a debugger) and holds" if processes.state(pid) in ("T", "t") else "has held"
     message = f"process {pid} {manner} the lock of the claims for more than {LOCK_S:.0f} s: {processes.command_line(pid)[:200] or '?'}"
     hint = f"on the node: kill -CONT {pid} lets it continue, kill -KILL {pid} ends it; then run the command again"

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -38,7 +39,7 @@ def refuse_folder(folder: Path) -> None:
 
 
 def _copied(folder: Path | str) -> str:
-    return f"copy the model there on every node (`rsync -a MODEL/ NODE:{str(folder).rstrip('/')}/`)"
+    return f"copy the model there on every node (`rsync -a MODEL/ NODE:{shlex.quote(str(folder).rstrip('/') + '/')}`)"
 
 
 def refuse_files(names: Sequence[str], folder: Path, shown: str) -> None:

@@ -6,7 +6,9 @@ Beyond either, torch indexes out of range: an IndexError on a CPU, and on a card
 from __future__ import annotations
 
 import itertools
+import os
 import re
+import shlex
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -99,4 +101,4 @@ def widen_command(path: str, target: str = "MODEL-WIDENED") -> str:
         "model = M.from_pretrained(source, dtype='auto'); model.resize_token_embeddings(max(tokenizer.get_vocab().values()) + 1); "
         "model.save_pretrained(target); tokenizer.save_pretrained(target)"
     )
-    return f'python -c "{code}" {path} {target}'
+    return f'python -c "{code}" {shlex.quote(os.path.expanduser(path))} {shlex.quote(target)}'

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -225,7 +226,7 @@ def partial_folder(task: Task) -> Path:
 
 def _fix(folder: Path, words: str) -> str:
     if raw_profile.is_no_room(words):
-        return f"make room (df -h {folder.parent.parent}), then launch again with --profile"
+        return f"make room (df -h {shlex.quote(str(folder.parent.parent))}), then launch again with --profile"
     return "launch again with other steps: --profile FIRST-LAST"
 
 

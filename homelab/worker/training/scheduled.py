@@ -7,6 +7,7 @@ store. The plan that it is made from stands in the place of attempt 0.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,7 +63,7 @@ def next_attempt(run_dir: Path) -> int:
             raise WorkerError(
                 f"the job's folder cannot be written: {error.strerror}",
                 where=str(run_dir),
-                hint=f"make it writable for this user: ls -ld {run_dir}",
+                hint=f"make it writable for this user: ls -ld {shlex.quote(str(run_dir))}",
             ) from error
     step = max(checkpoint_folder.complete_steps(run_dir / layout.CHECKPOINTS), default=0)
     files.write_json(run_dir / layout.plan_json(attempt), {**plan, "attempt": attempt, "resume_step": step})

@@ -99,6 +99,10 @@ def test_padding_never_needs_a_row_of_its_own_in_the_embedding() -> None:
     assert row_limits.padding_id(SimpleNamespace(pad_token_id=None), 64) == 0
 
 
+def test_a_folder_with_a_space_is_one_word_of_the_command() -> None:
+    assert shlex.split(row_limits.widen_command("~/my models/a", "b c"))[3:] == [str(Path("~/my models/a").expanduser()), "b c"]
+
+
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_the_command_that_widens_a_model_works(model: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +75,7 @@ def _read(paths: RunPaths, rank: int) -> RankProfile:
         raise HomelabError(
             f"this profile cannot be read: {error.errors()[0]['msg']}",
             where=str(file),
-            hint=Hint("remove it: rm -r {}; then {}", str(file.parent), homelab("profile", paths.name)),
+            hint=Hint("remove it: rm -r {}; then {}", shlex.quote(str(file.parent)), homelab("profile", paths.name)),
         ) from error
     return profile.model_copy(update={"rank": rank})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -91,7 +92,13 @@ class QueueList:
             because = waits.get(job.number) or (job.because if job.state in ("waiting", "failed") else "")
             if because:
                 said.append(f"job {job.number} {'waits' if job.state == 'waiting' else 'failed'}: {because}")
-        return [*said, *(f"{file} is damaged; move it away: mv {file} {file}.damaged" for file in self.listing.damaged)]
+        return [
+            *said,
+            *(
+                f"{file} is damaged; move it away: mv {shlex.quote(str(file))} {shlex.quote(f'{file}.damaged')}"
+                for file in self.listing.damaged
+            ),
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """The `--json` shape."""

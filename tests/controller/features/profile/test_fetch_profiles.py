@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from homelab.controller.features.profile.fetch_profiles import Profiles
 from homelab.controller.features.profile.rank_profile import RankProfile
 from homelab.controller.features.results import fetch
 from homelab.controller.run.paths import RunPaths
+from homelab.shared.protocol import profile_files
 from tests.fakes import FakeFleet
 
 pytestmark = pytest.mark.timeout(60)
@@ -141,3 +143,14 @@ def test_the_chart_has_the_plan_as_a_line() -> None:
     assert len(rows) == profile_tables.HEIGHT + 2 and "the plan's peak" in rows[0] and rows[-1].endswith("4.00 s")
     assert "─" * 20 in rows[1] and "█" in rows[2] and all(len(row) <= 80 for row in rows)
     assert profile_tables.memory_chart(profile, None, 20) == []
+
+
+def test_the_command_of_a_hint_is_typed_as_it_stands(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "my runs" / RUN)
+    folder = paths.profiles / "rank-0"
+    folder.mkdir(parents=True)
+    (folder / profile_files.SUMMARY).write_text("{}")
+    with pytest.raises(HomelabError, match="this profile cannot be read") as caught:
+        fetch_profiles._read(paths, 0)
+    subprocess.run(caught.value.hint.partition("remove it: ")[2].partition(";")[0], shell=True, check=True)
+    assert not folder.exists()
