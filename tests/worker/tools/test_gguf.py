@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -44,8 +45,66 @@ def test_a_conversation_is_written_as_the_template_writes_it(template: str, begi
     two = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     assert beginning + form.head + "a" + form.to_answer + form.before_answer + "b" + form.to_question + "c" + form.to_answer == render(two)
     text = modelfile.text("x.gguf", form, ["<|im_end|>", "", 'a"b'], is_chat=True)
-    assert text.startswith('FROM ./x.gguf\nTEMPLATE """{{ range') and form.to_question in text and text.count("PARAMETER stop") == 1
+    assert text.startswith('FROM ./x.gguf\nTEMPLATE """{{ $begun') and form.to_question in text and text.count("PARAMETER stop") == 1
     assert text.count("{{ if") + text.count("{{ range") == text.count("{{ end }}")
+
+
+def as_ollama(template: str) -> modelfile.Render:
+    """What Go makes of a template of a Modelfile, said in Jinja: the words that ours use mean the same."""
+    words = {
+        "$begun := false": "set ns.begun = false", "$asked := false": "set ns.asked = false", "$begun = true": "set ns.begun = true",
+        "$asked = true": "set ns.asked = true", "range $message := .Messages": "for message in messages", "if $asked": "if ns.asked",
+        "if not $begun": "if not ns.begun", "else if not $begun": "elif not ns.begun", "else": "else",
+    }  # fmt: skip
+    open_blocks: list[str] = []
+
+    def said(found: re.Match[str]) -> str:
+        word = found[1]
+        if word == "$message.Content":
+            return "{{ message.content }}"
+        if word == "end":
+            return "{% end" + open_blocks.pop() + " %}"
+        role = re.fullmatch(r'(else )?if eq \$message.Role "(\w+)"', word)
+        jinja = f"{'elif' if role[1] else 'if'} message.role == '{role[2]}'" if role else words[word]
+        if jinja.partition(" ")[0] in ("if", "for"):
+            open_blocks.append(jinja.partition(" ")[0])
+        return "{% " + jinja + " %}"
+
+    import jinja2
+
+    text = "{% set ns = namespace() %}" + re.sub(r"{{ (.*?) }}", said, template)
+    assert not open_blocks
+    compiled = jinja2.Environment(keep_trailing_newline=True).from_string(text)
+    return lambda messages: compiled.render(messages=messages)
+
+
+SYSTEM = {"role": "system", "content": "Be short."}
+DEFAULTS = "{% if messages[0].role != 'system' %}<|im_start|>system\nYou help.<|im_end|>\n{% endif %}" + CHATML
+FOLDED = (
+    "<s>{% if messages[0].role == 'system' %}{% set system = '<<SYS>>' + messages[0].content + '<</SYS>>' %}{% set rest = messages[1:] %}"
+    "{% else %}{% set system = '' %}{% set rest = messages %}{% endif %}{% for m in rest %}"
+    "{% if m.role == 'user' %}[INST] {% if loop.first %}{{ system }}{% endif %}{{ m.content }} [/INST]{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
+)
+REFUSES = "{% if messages[0].role == 'system' %}{{ 1 / 0 }}{% endif %}" + CHATML
+LAST = CHATML.replace(
+    "{{ m.role }}\n", "{{ m.role }}\n{% if loop.last and messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [CHATML, DEFAULTS, FOLDED, REFUSES, LAST])
+@pytest.mark.parametrize("is_told", [False, True])
+def test_ollama_writes_a_system_message_where_the_template_does(template: str, is_told: bool) -> None:
+    """Where the template has no place for one, the rest of the conversation is as without it."""
+    render = renderer(template)
+    form = modelfile.chat_form(render, "")
+    assert form
+    has_place = template not in (REFUSES, LAST)
+    assert (form.before_system is not None) == has_place
+    ollama = as_ollama(modelfile.text("x", form, [], is_chat=True).partition('"""')[2].rpartition('"""')[0])
+    turns = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"))]
+    for count in (1, 3):
+        asked = [*([SYSTEM] if is_told else []), *turns[:count]]
+        assert ollama(asked) == render(asked if has_place else turns[:count])
 
 
 def test_what_a_modelfile_cannot_hold_is_left_to_ollama() -> None:
@@ -207,7 +266,7 @@ def test_a_real_llama_cpp_answers_as_the_model_does(tmp_path: Path, data: Path) 
         assert {path.name for path in file.parent.iterdir()} == {file.name, "Modelfile", "README.md"}
     assert sizes["q4_k_m"] < 0.5 * sizes["bf16"]
     text = (run_dir / "gguf-q4_k_m/Modelfile").read_text()
-    assert "{{ else }}<|im_start|>system\n" in text and 'PARAMETER stop "<|im_end|>"' in text
+    assert "{{ else if not $begun }}<|im_start|>system\n" in text and 'PARAMETER stop "<|im_end|>"' in text
 
 
 TELLS = """
