@@ -8,7 +8,13 @@ after an answer. The worker follows this order, and the planner reckons with it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
+
+POSTED = 2  # receives that are posted before their message is needed
+UNDER_WAY = 2  # messages that are on their way at most, when the next is to be sent
+# A stage that sends one more waits until the next one has taken one; that waits in the same way to send its gradients back, and neither takes any more.
+_MOST_MORE = 2 * (POSTED + UNDER_WAY)
 
 
 class Action(NamedTuple):
@@ -30,6 +36,14 @@ def order(micro_batches: int, in_flight: int) -> list[Action]:
             actions.append(Action("backward", ended))
             ended += 1
     return actions
+
+
+def never_stuck(in_flight: Sequence[int]) -> tuple[int, ...]:
+    """Of each stage, so that no two of them wait for each other: one keeps only a few micro-batches more than the next."""
+    result = list(in_flight)
+    for stage in reversed(range(len(result) - 1)):
+        result[stage] = min(result[stage], result[stage + 1] + _MOST_MORE)
+    return tuple(result)
 
 
 def least_in_flight(stage: int, stages: int) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+
 import pytest
 
-from homelab.shared.law.pipeline_schedule import least_in_flight, most_in_flight, order
+from homelab.shared.law.pipeline_schedule import POSTED, UNDER_WAY, Action, least_in_flight, most_in_flight, never_stuck, order
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 5, 16])
@@ -37,3 +40,44 @@ def test_the_last_stage_goes_back_at_once() -> None:
 def test_in_flight_grows_towards_the_first_stage() -> None:
     assert [least_in_flight(stage, 4) for stage in range(4)] == [4, 3, 2, 1]
     assert [most_in_flight(stage, 4) for stage in range(4)] == [7, 5, 3, 1]
+
+
+def ends(micro_batches: int, in_flight: Sequence[int]) -> bool:
+    """Play a step: gloo ends a send when its receive is posted, and a stage that sends one more waits for the oldest but so many."""
+    orders = [order(micro_batches, most) for most in in_flight]
+    done = [0] * len(orders)
+    taken = {(kind, stage): 0 for kind in ("forward", "backward") for stage in range(len(orders))}
+
+    def goes_on(stage: int) -> bool:
+        kind, index = orders[stage][done[stage]]
+        step = 1 if kind == "forward" else -1
+        source, target = stage - step, stage + step
+        if 0 <= source < len(orders) and orders[source].index(Action(kind, index)) >= done[source]:
+            return False  # nothing has come yet
+        taken[kind, stage] = index + 1
+        return not 0 <= target < len(orders) or index + 1 - UNDER_WAY <= taken[kind, target] + POSTED
+
+    while any(gone_on := [done[stage] < len(own) and goes_on(stage) for stage, own in enumerate(orders)]):
+        for stage, one in enumerate(gone_on):
+            done[stage] += one
+    return all(count == len(own) for count, own in zip(done, orders, strict=True))
+
+
+@pytest.mark.parametrize("stuck", [(11, 1, 1, 1, 1, 1), (11, 2, 2, 2, 2, 1), (13, 4, 4, 4, 4, 3, 1), (19, 9, 8, 7, 6, 5, 4, 3, 2, 1)])
+def test_two_stages_that_send_to_each_other_do_not_wait_for_each_other(stuck: tuple[int, ...]) -> None:
+    """A first card with much room before cards with little."""
+    assert not ends(40, stuck) and ends(40, never_stuck(stuck))
+
+
+def test_no_layout_is_stuck() -> None:
+    numbers = random.Random(7)
+    for _ in range(200):
+        stages = numbers.randint(2, 10)
+        wanted = sorted((numbers.randint(1, most_in_flight(stage, stages)) for stage in range(stages)), reverse=True)
+        assert ends(numbers.randint(1, 40), never_stuck(wanted)), wanted
+
+
+def test_what_never_waits_stays() -> None:
+    for stages in range(1, 9):
+        full = tuple(most_in_flight(stage, stages) for stage in range(stages))
+        assert never_stuck(full) == full

@@ -18,10 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from homelab.shared.law.pipeline_schedule import POSTED, UNDER_WAY
 from homelab.worker.runtime import host_memory, process_group
-
-_AHEAD = 2  # receives that are posted before their message is needed
-_UNDER_WAY = 2  # messages that are on their way at most, when the next is to be sent
 
 
 @dataclass
@@ -34,7 +32,7 @@ class Channel:
 
     def make_room(self) -> None:
         """Wait until another message may be on its way."""
-        while len(self.sent) >= _UNDER_WAY:  # work of gloo is not completed before somebody waits for it
+        while len(self.sent) >= UNDER_WAY:  # work of gloo is not completed before somebody waits for it
             self.sent.popleft()[0].wait()
 
     def send(self, tensor: torch.Tensor) -> int:
@@ -57,7 +55,7 @@ class Inbox:
         self._channel, self._dtype, self._device = channel, dtype, device
         self._left = iter(shapes)
         self._posted: deque[tuple[Any, torch.Tensor]] = deque()
-        self._post(_AHEAD)
+        self._post(POSTED)
 
     def take(self) -> torch.Tensor:
         """The next message, when it is here."""

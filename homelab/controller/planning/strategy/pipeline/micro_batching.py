@@ -168,14 +168,15 @@ class MicroBatching:
         return low
 
     def in_flight(self, order: Sequence[int], layers: Sequence[int]) -> tuple[int, ...]:
-        """Micro-batches that each stage keeps: as many as hide a message, fewer where memory is short, and never more than the stage before."""
+        """Micro-batches that each stage keeps: as many as hide a message, fewer where memory is short, never more than the stage before, and
+        only a few more than the next one."""
         result: list[int] = []
         for stage, (rank, count) in enumerate(zip(order, layers, strict=True)):
             flight = min(pipeline_schedule.most_in_flight(stage, self.stages), len(self.passes), *result[-1:])
             while flight > 1 and not self.fits(rank, stage, count, flight):
                 flight -= 1
             result.append(flight)
-        return tuple(result)
+        return pipeline_schedule.never_stuck(result)
 
     def times(self, order: Sequence[int], layers: Sequence[int], in_flight: Sequence[int]) -> list[StageTimes]:
         """The passes and messages of every stage."""

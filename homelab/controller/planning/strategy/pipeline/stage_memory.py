@@ -17,6 +17,7 @@ from homelab.controller.planning.memory.activations import width
 from homelab.controller.planning.memory.rank_memory import ALLOCATOR, ALLOCATOR_FRACTION, COMMUNICATOR, COMMUNICATOR_BYTES, RankSetup
 from homelab.controller.planning.memory_estimate import MemoryItem
 from homelab.controller.planning.model.architecture import Architecture
+from homelab.shared.law.pipeline_schedule import POSTED, UNDER_WAY
 from homelab.shared.protocol.memory_items import (
     ACTIVATIONS,
     BASE_WEIGHTS,
@@ -31,8 +32,6 @@ from homelab.shared.protocol.memory_items import (
 from homelab.shared.recipe import Method, Train
 
 # homelab.worker.strategies.pipeline.neighbours: both are in the host's memory, so a card holds only the message that it computes with.
-_RECEIVES_AHEAD = 2
-_SENDS_UNDER_WAY = 2
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ def _messages(shape: Architecture, method: Method, setup: RankSetup, train: Trai
     one that is sent. In 16 bit the input of every micro-batch in flight, too: the first layer keeps it only with checkpointing or in fp32."""
     one = message_bytes(shape, method, setup.precision, setup.micro_batch * train.seq_len)
     is_input_apart = method.kind != "full" and setup.precision != "fp32" and not train.gradient_checkpointing
-    received, sent = (1, 1) if setup.device == "cuda" else (_RECEIVES_AHEAD, _SENDS_UNDER_WAY)
+    received, sent = (1, 1) if setup.device == "cuda" else (POSTED, UNDER_WAY)
     before = 0 if part.is_first else received + sent + (in_flight if is_input_apart else 0)
     behind = 0 if part.is_last else in_flight + received + 1
     return one * (before + behind)
