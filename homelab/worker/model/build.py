@@ -151,13 +151,14 @@ def _load_base(task: Task, path: str, note: Note, part: LoadedPart = WHOLE) -> A
     parts = kept_layers.PART if part.takes_kept else ""
     is_kept = how == NF4 and found is None and (part.reader is None or part.takes_kept)
     folder = quantised_cache.folder_of(task.run_dir, task.model, path, dtype, parts) if is_kept else None
+    by = quantised_cache.device_of(card) if folder is not None else ""
     if part.reader is not None:
         kept = KeptLayers(folder, note, adds=part.is_stage or task.is_keeper) if folder else None
         model = read(path, task.model.revision, reader=functools.partial(part.reader, kept=kept) if kept else part.reader)
-    elif (model := quantised_cache.load(folder, path, read, note)) is None:
+    elif (model := quantised_cache.load(folder, path, read, note, by)) is None:
         model = read(path, task.model.revision)
         if folder is not None:
-            quantised_cache.keep(model, folder, task, note)
+            quantised_cache.keep(model, folder, task, note, by)
     streamed = host_layers.of(model)
     if streamed is not None and streamed.unpinned_bytes:
         size = size_words(streamed.unpinned_bytes)

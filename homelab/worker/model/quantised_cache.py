@@ -1,9 +1,9 @@
 """The cache of the quantised (NF4) base on this node's disk: made once, read at every later start (for 7B: 3.9 GB instead of 13.5 GB).
 
 <workdir>/bases/<model>-nf4-<key>-<dtype>/ is what transformers saves of a quantised model, with made.json: the digest of what was held when it
-was made, and of what every matrix was before (`digests.base` compares the nodes by those). The key stands for the source's files, the settings
+was made, of what every matrix was before (`digests.base` compares the nodes by those), and which device has quantised it. The key stands for the source's files, the settings
 and the versions that quantise. It is written beside and renamed; what is loaded from it and is not what was held then is made anew. So these
-are the same bits as without it, for any number of starts. Layers of a model that no node has whole: `kept_layers`.
+are the same bits as without it, for any number of starts, also for a rank with another card than the one that kept it. Layers of a model that no node has whole: `kept_layers`.
 
 Several trainings may use the folder at once. Who writes or removes a base has its lock alone (.<name of the base>.lock), and who reads it shares
 the lock. Nobody waits: without the lock, a training quantises for itself. A lock ends with its process, also one of another machine that shares
@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from homelab.shared.protocol import lock
+from homelab.shared.protocol import files, lock
 from homelab.shared.protocol.digest import sampled
 from homelab.shared.recipe import Model
 from homelab.worker.errors import disk_fault, first_words, size_words
@@ -69,14 +69,23 @@ def is_stored(path: str) -> bool:
     return (Path(path) / _MADE).is_file()
 
 
-def load(folder: Path | None, path: str, read: Callable[[str, None], Any], note: Callable[[str], None]) -> Any:
+def device_of(card: int | None) -> str:
+    """What quantises: unlike cards may round to other codes (`weight_digests.base`)."""
+    if card is None:
+        return "cpu"
+    properties = torch.cuda.get_device_properties(card)
+    return f"{properties.name}, {properties.multi_processor_count} multiprocessors"
+
+
+def load(folder: Path | None, path: str, read: Callable[[str, None], Any], note: Callable[[str], None], by: str | None = None) -> Any:
     """The model that `read` loads from `folder` in the place of its source, `path`, when it is bit for bit the saved one; otherwise the result is None, and `keep`
-    replaces what is there. `read` gets no revision."""
+    replaces what is there. `read` gets no revision. `by`: only what this device has quantised, None: whichever has.
+    """
     if folder is None or not is_stored(str(folder)):
         return None
     try:
         with lock.without_waiting(lock_of(folder), shared=True) as is_mine:
-            model = _read(folder, read, note) if is_mine else None
+            model = _read(folder, read, note, by) if is_mine else None
     except OSError as error:
         note(f"the quantised base in {folder} is not used: {error.strerror or error}")
         return None
@@ -85,9 +94,12 @@ def load(folder: Path | None, path: str, read: Callable[[str, None], Any], note:
     return model
 
 
-def _read(folder: Path, read: Callable[[str, None], Any], note: Callable[[str], None]) -> Any:
+def _read(folder: Path, read: Callable[[str, None], Any], note: Callable[[str], None], by: str | None) -> Any:
     try:
         made = json.loads((folder / _MADE).read_text(encoding="utf-8"))
+        if by is not None and made.get("by", "cpu") != by:  # an older homelab did not say it
+            note(f"the quantised base in {folder} is not used: it is not known to be made by {by}")
+            return None
         model = read(str(folder), None)
         if _held(model) != made["held"]:
             raise ValueError("its digest has changed since it was made")
@@ -104,9 +116,9 @@ def _read(folder: Path, read: Callable[[str, None], Any], note: Callable[[str], 
     return model
 
 
-def keep(model: Any, folder: Path, task: Task, note: Callable[[str], None]) -> None:
-    """Write the quantised `model` to `folder`, by one rank for each folder, where the disk has room. What was kept of the same model
-    with other files or versions goes. Neither a full disk nor another training must end a training for it.
+def keep(model: Any, folder: Path, task: Task, note: Callable[[str], None], by: str) -> None:
+    """Write the `model` that the device `by` has quantised to `folder`, by one rank for each folder, where the disk has room. What was kept of the same
+    model with other files or versions, or by another device, goes. Neither a full disk nor another training must end a training for it.
     """
     sources = weight_digests.sources(model)
     if not task.is_keeper or not all(sources.values()):
@@ -114,19 +126,19 @@ def keep(model: Any, folder: Path, task: Task, note: Callable[[str], None]) -> N
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with lock.without_waiting(lock_of(folder)) as is_mine:
-            if is_stored(str(folder)):
+            if is_stored(str(folder)) and (files.read_object(folder / _MADE) or {}).get("by") == by:
                 note(f"base: quantised; meanwhile another training has stored it in {folder}")
             elif not is_mine:
                 note(f"base: quantised, and not stored: another training uses {folder} at this moment")
             else:
-                _store(model, folder, sources, note)
+                _store(model, folder, {"sources": sources, "by": by}, note)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - the libraries that write have errors of their own
         note(f"the quantised base could not be stored in {folder}: {disk_fault(error, folder.parent) or first_words(error)}")
 
 
-def _store(model: Any, folder: Path, sources: dict[str, str | None], note: Callable[[str], None]) -> None:
+def _store(model: Any, folder: Path, about: dict[str, Any], note: Callable[[str], None]) -> None:
     """`keep`, by who has the lock alone. Raises what the libraries raise that write."""
     partial = folder.with_name(f".{folder.name}.partial")
     for left in (folder, partial):  # a damaged one, and that of a training that was killed
@@ -137,7 +149,7 @@ def _store(model: Any, folder: Path, sources: dict[str, str | None], note: Calla
         return
     try:
         model.save_pretrained(partial)
-        (partial / _MADE).write_text(json.dumps({"held": _held(model), "sources": sources}), encoding="utf-8")
+        (partial / _MADE).write_text(json.dumps({"held": _held(model), **about}), encoding="utf-8")
         os.replace(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -204,7 +204,7 @@ def test_what_another_training_reads_or_writes_stays(node: Node, reads: bool) ->
 def test_a_base_that_another_training_stores_is_left_to_it(node: Node) -> None:
     first = node.load()
     (kept,) = node.kept
-    quantised_cache.keep(first, kept, node.task, node.said.append)
+    quantised_cache.keep(first, kept, node.task, node.said.append, "cpu")
     assert "another training has stored it" in node.said[-1]
     (kept / "made.json").write_text("{}")
     with lock.without_waiting(kept.with_name(f".{kept.name}.lock"), shared=True):
@@ -215,6 +215,23 @@ def test_a_base_that_another_training_stores_is_left_to_it(node: Node) -> None:
         assert node.load() is not None and "another training uses" in node.said[0]
     node.load()
     assert "stored for the next start" in node.said[0]
+
+
+def test_a_card_of_another_kind_quantises_for_itself(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks with equal cards are compared bit by bit: one of them must not read the codes of an unlike card beside it."""
+    node.load()
+
+    def of(card: str, rank: int = 0) -> str:
+        monkeypatch.setattr(quantised_cache, "device_of", lambda _: card)
+        node.task = replace(node.task, local_rank=rank)
+        node.load()
+        return "; ".join(node.said)
+
+    assert "not known to be made by RTX 4070 Ti" in (said := of("RTX 4070 Ti")) and "stored for the next start" in said
+    assert "read from" in of("RTX 4070 Ti")
+    assert "not known to be made by RTX 3060" in (said := of("RTX 3060", rank=1)) and "stored" not in said
+    assert "read from" in of("RTX 4070 Ti"), "what the other rank cannot use stays"
+    assert "stored for the next start" in of("RTX 3060") and "read from" in of("RTX 3060", rank=1), "the card was replaced"
 
 
 def test_it_is_kept_by_one_rank_and_only_where_there_is_room(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
