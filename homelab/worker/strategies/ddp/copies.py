@@ -130,9 +130,9 @@ def _reduce(wrapped: DistributedDataParallel) -> None:
     """Sum over the ranks the gradients that are there. DistributedDataParallel does that in a backward pass alone: this one adds nothing."""
     inner, trained = wrapped.module, [parameter for parameter in wrapped.parameters() if parameter.requires_grad]
     own = vars(inner).get("forward")
-    inner.forward = lambda: _Nothing.apply(*trained)
+    inner.forward = lambda _: _Nothing.apply(*trained)
     try:
-        wrapped().backward()
+        wrapped(trained[0].new_zeros(())).backward()  # with a card of its own it looks at its first input (`_to_kwargs`, torch 2.13)
     finally:
         if own is None:
             del inner.forward
