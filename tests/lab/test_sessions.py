@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+import json
 import subprocess
 import sys
 import time
@@ -14,7 +13,8 @@ import pytest
 from homelab.controller.config.load import load_cluster
 from homelab.lab import Lab
 from homelab.lab.lab_state import load
-from tests.lab.conftest import output, ssh
+from tests import private_etc
+from tests.lab.conftest import needs_namespaces, output, ssh
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -149,21 +149,28 @@ def test_isolated_nodes_have_their_own_machine(isolated: Lab) -> None:
         assert output(isolated, node.name, "cat /tmp/homelab-lab-test /dev/shm/homelab-lab-test").split() == [node.name] * 2
 
 
-@pytest.mark.parametrize("file", ["/etc/passwd", "/etc/shadow"])
-def test_a_package_that_adds_an_account_to_the_machine_leaves_the_nodes_their_homes(isolated: Lab, file: str) -> None:
+# Runs where the files of /etc are copies. Prints one JSON object per file that a package has replaced.
+A_PACKAGE_ADDS_AN_ACCOUNT = """
+import json
+from homelab.lab import Lab
+from tests.lab.conftest import output
+with Lab.up(sys.argv[1], nodes=1, backend="namespaces") as lab:
+    for file in ("/etc/passwd", "/etc/shadow"):
+        replace(file)
+        seen = output(lab, "node1", 'echo "$HOME"; pwd; getent passwd "$(id -un)" | cut -d: -f6; cat /etc/hostname')
+        print(json.dumps([file, lab.nodes[0].home, *seen.splitlines()]))
+"""
+
+
+@needs_namespaces
+def test_a_package_that_adds_an_account_to_the_machine_leaves_the_nodes_their_homes(tmp_path: Path) -> None:
     """useradd and apt replace these files by rename. A file mounted on one of them would be gone then, in every node at once."""
-    copy = Path(f"{file}.homelab-test")
-    try:
-        shutil.copy2(file, copy)
-        found = Path(file).stat()
-        os.chown(copy, found.st_uid, found.st_gid)
-        os.replace(copy, file)
-    finally:
-        copy.unlink(missing_ok=True)
-    for node in isolated.nodes:
-        home, here, known = output(isolated, node.name, 'echo "$HOME"; pwd; getent passwd "$(id -un)" | cut -d: -f6').splitlines()
-        assert home == here == known == node.home
-        assert output(isolated, node.name, "cat /etc/hostname") == node.name
+    machines = {file: Path(file).stat().st_ino for file in ("/etc/passwd", "/etc/shadow")}
+    told = private_etc.run(tmp_path / "etc-view", A_PACKAGE_ADDS_AN_ACCOUNT, str(tmp_path / "lab"), timeout_s=50)
+    for file, home, *seen in map(json.loads, told.splitlines()):
+        assert seen == [home, home, home, "node1"]
+        assert Path(file).stat().st_ino == machines.pop(file), "the machine's own file was replaced"
+    assert not machines
 
 
 def test_a_folder_beside_the_lab_is_shared(isolated: Lab) -> None:

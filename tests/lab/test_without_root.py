@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import homelab
-from tests import ordinary_user
+from tests import ordinary_user, private_etc
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.skipif(os.geteuid() != 0, reason="without root every loopback test is this test")]
 
@@ -68,22 +68,23 @@ def as_user(home: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return ordinary_user.run(home, *command, environment=environment, timeout_s=60)
 
 
-def test_an_account_that_is_added_meanwhile_leaves_the_user_a_name(home: Path) -> None:
-    """useradd and apt replace /etc/passwd by rename; another test does it, too."""
-    waiting = ["sh", "-c", "echo here; read line; exec whoami"]
-    with subprocess.Popen(
-        [*ordinary_user.enter(home, {"PATH": "/usr/bin:/bin"}), *waiting], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as user:
-        assert user.stdin is not None and user.stdout is not None and user.stdout.readline() == "here\n"
-        copy = Path("/etc/passwd.homelab-user")
-        try:
-            shutil.copy2("/etc/passwd", copy)
-            os.replace(copy, "/etc/passwd")
-        finally:
-            copy.unlink(missing_ok=True)
-        user.stdin.write("go\n")
-        user.stdin.close()
-        assert user.stdout.read().strip() == ordinary_user.NAME
+# Runs as root where the files of /etc are copies; its arguments make a command the user's.
+AN_ACCOUNT_IS_ADDED = """
+import subprocess
+waiting = ["sh", "-c", "echo here; read line; exec whoami"]
+with subprocess.Popen([*sys.argv[1:], *waiting], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as user:
+    assert user.stdout.readline() == "here\\n"
+    replace("/etc/passwd")
+    print(user.communicate("go\\n")[0].strip())
+"""
+
+
+def test_an_account_that_is_added_meanwhile_leaves_the_user_a_name(home: Path, tmp_path: Path) -> None:
+    """useradd and apt replace /etc/passwd by rename."""
+    machines = Path("/etc/passwd").stat().st_ino
+    enter = ordinary_user.enter(home, {"PATH": "/usr/bin:/bin"})
+    assert private_etc.run(tmp_path / "etc-view", AN_ACCOUNT_IS_ADDED, *enter, timeout_s=60).strip() == ordinary_user.NAME
+    assert Path("/etc/passwd").stat().st_ino == machines, "the machine's own file was replaced"
 
 
 def test_the_whole_story_as_an_ordinary_user(home: Path) -> None:
