@@ -31,6 +31,57 @@ def test_what_it_refuses(quiet_desk: Desk, tmp_path: Path) -> None:
     assert not (tmp_path / "demo").exists()
 
 
+# Instead of the Python that homelab is installed in: says what it was asked, and starts no lab.
+STAND_IN = """#!/bin/sh
+echo "$@" >>"$ASKED"
+case $* in *"lab up"*) exit 1;; "- "*) cat >/dev/null; echo "# The demo: a small real model" >"$3";; esac
+"""
+
+
+def demo_command(tmp_path: Path, stand_in: str = STAND_IN) -> tuple[list[str], dict[str, str]]:
+    """(the script, the environment in which it runs without anything of this machine); the demo's folder is tmp_path/"demo"."""
+    python, model = tmp_path / "python", tmp_path / "model"
+    python.write_text(stand_in)
+    python.chmod(0o755)
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    environment = {
+        **os.environ, "HOMELAB_DEMO": str(tmp_path / "demo"), "HOMELAB_DEMO_PYTHON": str(python), "HOMELAB_MODEL": str(model),
+        "ASKED": str(tmp_path / "asked"),
+    }  # fmt: skip
+    return [str(REPOSITORY / "scripts" / "demo")], environment
+
+
+@pytest.mark.parametrize(
+    ("file", "refused"),
+    [
+        ("lab/mine", "lab"), ("lab/nodes/mine", "lab"), ("lab", "lab"), ("demo.toml", "demo.toml"), ("data/demo.jsonl", "data"), ("status.json", "status.json"),
+        ("runs/mine", None), ("lab/lab.lock", None), ("lab/nodes/.homelab-lab", None),
+    ],
+)  # fmt: skip
+def test_what_no_demo_has_made_is_left_alone(tmp_path: Path, file: str, refused: str | None) -> None:
+    mine = tmp_path / "demo" / file
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine\n")
+    command, environment = demo_command(tmp_path)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    if refused is None:
+        assert done.returncode == 1 and "lab up" in (tmp_path / "asked").read_text()
+        return
+    assert done.returncode == 2 and f"{tmp_path / 'demo' / refused}\n" in done.stderr
+    assert "fix:   name another folder: homelab demo DIR" in done.stderr
+    assert mine.read_text() == "mine\n" and not (tmp_path / "asked").exists()
+
+
+def test_a_folder_of_an_earlier_demo_is_used_again(tmp_path: Path) -> None:
+    command, environment = demo_command(tmp_path)
+    for _ in range(2):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+        assert done.returncode == 1 and "no demo has made" not in done.stderr
+        (tmp_path / "demo" / "data").mkdir(exist_ok=True)
+    assert (tmp_path / "asked").read_text().count("lab up") == 2
+
+
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
