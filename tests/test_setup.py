@@ -16,21 +16,32 @@ REPOSITORY = Path(__file__).parent.parent
 NOTHING = '#!/bin/sh\necho "$@" >>"$ASKED"\necho nothing done\n'
 
 
-@pytest.mark.parametrize(("arguments", "said"), [((), True), (("--within",), False), (("--for-tests",), False)])
-def test_it_ends_with_the_next_command(tmp_path: Path, arguments: tuple[str, ...], said: bool) -> None:
+def checkout(tmp_path: Path) -> dict[str, str]:
+    """A copy of what the script reads, with stand-ins for what it asks; returns the environment in which it runs."""
     for name in ("constraints.txt", "pyproject.toml", "scripts/setup"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(REPOSITORY / name, tmp_path / name)
     for name in (".venv/bin/python", "bin/apt-get", "bin/sudo"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(NOTHING)
-        (tmp_path / name).chmod(0o755)
-    asked = tmp_path / "asked"
-    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", "ASKED": str(asked)}
-    done = subprocess.run(
+        program(tmp_path / name, NOTHING)
+    return {**os.environ, "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", "ASKED": str(tmp_path / "asked")}
+
+
+def program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def setup(tmp_path: Path, environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [tmp_path / "scripts" / "setup", *arguments],
         env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "said"), [((), True), (("--within",), False), (("--for-tests",), False)])
+def test_it_ends_with_the_next_command(tmp_path: Path, arguments: tuple[str, ...], said: bool) -> None:
+    done = setup(tmp_path, checkout(tmp_path), *arguments)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     if said:
@@ -38,4 +49,13 @@ def test_it_ends_with_the_next_command(tmp_path: Path, arguments: tuple[str, ...
         assert (REPOSITORY / "scripts" / "demo").exists()
     else:
         assert not any("Next:" in line for line in lines)
-    assert (" homelab.lab.model " in asked.read_text()) == (arguments != ("--for-tests",))
+    asked = (tmp_path / "asked").read_text()
+    assert (" homelab.lab.model " in asked) == (arguments != ("--for-tests",))
+
+
+def test_it_runs_from_its_own_folder(tmp_path: Path) -> None:
+    environment = checkout(tmp_path)
+    done = subprocess.run(
+        ["./setup"], cwd=tmp_path / "scripts", env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and "Set up. Next:" in done.stdout, done.stderr
