@@ -59,3 +59,72 @@ def test_it_runs_from_its_own_folder(tmp_path: Path) -> None:
         ["./setup"], cwd=tmp_path / "scripts", env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0 and "Set up. Next:" in done.stdout, done.stderr
+
+
+# A Python whose version is in a file beside it ("3 12"). `bare`: without what makes an environment. It makes one of itself.
+PYTHON = """#!/bin/sh
+echo "$(basename "$0") $@" >>"$ASKED"
+case $* in
+  *version_info*print*) ;;
+  *print*version_info*) cat "$VERSION";;
+  *"import ensurepip"*) ! [ -e "$0.bare" ];;
+  "-m venv "*) mkdir -p "$3/bin" && touch "$3/pyvenv.cfg" && cp "$0" "$3/bin/python";;
+  "-m pip --version") ! [ -e "$0.bare" ];;
+esac
+"""
+
+
+def pythons(tmp_path: Path, **is_bare: bool) -> dict[str, str]:
+    """No environment yet, and Pythons of these names (`python3_12`); returns the environment of the script."""
+    environment = checkout(tmp_path)
+    shutil.rmtree(tmp_path / ".venv")
+    (tmp_path / "version").write_text("python3.12-venv\n")
+    for name, bare in is_bare.items():
+        program(tmp_path / "bin" / name.replace("_", "."), PYTHON)
+        if bare:
+            (tmp_path / "bin" / f"{name.replace('_', '.')}.bare").touch()
+    environment.pop("HOMELAB_PYTHON", None)
+    return {**environment, "VERSION": str(tmp_path / "version")}
+
+
+def asked(tmp_path: Path) -> list[str]:
+    """What was asked since the last time."""
+    lines = (tmp_path / "asked").read_text().splitlines()
+    (tmp_path / "asked").write_text("")
+    return lines
+
+
+def test_an_environment_without_pip_is_made_anew(tmp_path: Path) -> None:
+    """It was interrupted while pip came into it, or uv has made it."""
+    environment = pythons(tmp_path, python3_13=False)
+    program(tmp_path / ".venv" / "bin" / "python", "#!/bin/sh\necho 'No module named pip' >&2\nexit 1\n")
+    (tmp_path / ".venv" / "pyvenv.cfg").touch()
+    done = setup(tmp_path, environment)
+    assert done.returncode == 0 and ".venv has no pip that works: it is made anew" in done.stderr, done.stderr
+    assert "python3.13 -m venv .venv" in asked(tmp_path)
+    assert setup(tmp_path, environment).returncode == 0
+    assert not [line for line in asked(tmp_path) if "-m venv" in line or "pip install" in line], "it is whole now"
+
+
+def test_another_python_in_the_environment_has_it_filled_again(tmp_path: Path) -> None:
+    environment = pythons(tmp_path, python3_13=False)
+    assert setup(tmp_path, environment).returncode == 0 and any(" install " in line for line in asked(tmp_path))
+    assert setup(tmp_path, environment).returncode == 0 and not any(" install " in line for line in asked(tmp_path))
+    (tmp_path / "version").write_text("another\n")
+    assert setup(tmp_path, environment).returncode == 0 and any(" install " in line for line in asked(tmp_path))
+
+
+def test_a_python_that_can_make_an_environment_is_taken_first(tmp_path: Path) -> None:
+    environment = pythons(tmp_path, python3_13=True, python3_12=False)
+    assert setup(tmp_path, environment).returncode == 0
+    seen = asked(tmp_path)
+    assert "python3.12 -m venv .venv" in seen and not any("-venv" in line for line in seen)
+
+
+def test_the_package_of_the_very_version_is_installed(tmp_path: Path) -> None:
+    """python3-venv of Ubuntu 22.04 is that of its Python 3.10, which is too old."""
+    environment = pythons(tmp_path, python3_13=True, python3_12=True, python3_11=True, python3=True)
+    assert setup(tmp_path, environment).returncode == 0
+    seen = asked(tmp_path)
+    assert any("install" in line and line.endswith("python3.12-venv") for line in seen), seen
+    assert "python3.13 -m venv .venv" in seen
