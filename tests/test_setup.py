@@ -128,3 +128,42 @@ def test_the_package_of_the_very_version_is_installed(tmp_path: Path) -> None:
     seen = asked(tmp_path)
     assert any("install" in line and line.endswith("python3.12-venv") for line in seen), seen
     assert "python3.13 -m venv .venv" in seen
+
+
+@pytest.mark.parametrize("has_systemd", [True, False])
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_ssh_server_that_it_installs_stays_off(tmp_path: Path, has_systemd: bool, fails: bool) -> None:
+    environment = checkout(tmp_path)
+    script = (tmp_path / "scripts" / "setup").read_text()
+    systemd = tmp_path / "systemd"
+    (tmp_path / "scripts" / "setup").write_text(
+        script.replace("/usr/sbin/sshd", str(tmp_path / "no-sshd")).replace("/run/systemd/system", str(systemd))
+    )
+    if has_systemd:
+        systemd.mkdir()
+    for name in ("systemctl", "service", "update-rc.d", "apt-get"):
+        program(tmp_path / "bin" / name, f'#!/bin/sh\necho {name} "$@" >>"$ASKED"\n')
+    program(tmp_path / "bin" / "sudo", '#!/bin/sh\nexec "$@"\n')
+    if fails:
+        program(tmp_path / "bin" / "apt-get", '#!/bin/sh\necho apt-get "$@" >>"$ASKED"\n[ "$1" = update ]\n')
+    done = setup(tmp_path, {**environment, "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"})
+    assert (done.returncode == 0) == (not fails), done.stderr
+    assert "the SSH server of this machine stays off" in done.stderr
+    seen = asked(tmp_path)
+    installed = next(number for number, line in enumerate(seen) if line.startswith("apt-get install") and "openssh-server" in line)
+    if has_systemd:
+        assert seen.index("systemctl -q mask --runtime ssh.service ssh.socket") < installed
+        assert seen[installed + 1 : installed + 3] == [
+            "systemctl -q unmask --runtime ssh.service ssh.socket", "systemctl -q disable --now ssh.service ssh.socket",
+        ]  # fmt: skip
+    else:
+        assert seen[installed + 1 : installed + 3] == ["service ssh stop", "update-rc.d ssh disable"]
+
+
+def test_an_ssh_server_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
+    environment = pythons(tmp_path, python3_13=True, python3_12=True, python3_11=True, python3=True)
+    for name in ("sshd", "systemctl", "service", "update-rc.d"):
+        program(tmp_path / "bin" / name, NOTHING)
+    done = setup(tmp_path, environment)
+    assert done.returncode == 0 and "SSH server" not in done.stderr
+    assert not any(" ssh" in line for line in asked(tmp_path))
