@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import venv
@@ -12,6 +13,7 @@ import pytest
 
 from scripts.practice.desk import Desk
 from tests.cli.conftest import complaint
+from tests.lab.conftest import wait_until
 
 pytestmark = pytest.mark.timeout(60)
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -80,6 +82,30 @@ def test_a_folder_of_an_earlier_demo_is_used_again(tmp_path: Path) -> None:
         assert done.returncode == 1 and "no demo has made" not in done.stderr
         (tmp_path / "demo" / "data").mkdir(exist_ok=True)
     assert (tmp_path / "asked").read_text().count("lab up") == 2
+
+
+# A lab that is up until it is taken down, which lasts until the test says so; its preflight has no end.
+SLOW_STAND_IN = STAND_IN.replace(
+    '*"lab up"*) exit 1;;',
+    '*"lab up"*) mkdir -p "$HOMELAB_DEMO/lab"; touch "$HOMELAB_DEMO/lab/lab.json";; *preflight*) exec sleep 30;;'
+    ' *"lab down"*) while ! [ -e "$ASKED.go-on" ]; do sleep 0.02; done; rm "$HOMELAB_DEMO/lab/lab.json";;',
+)
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_second_ctrl_c_does_not_leave_the_lab(tmp_path: Path, first: signal.Signals) -> None:
+    command, environment = demo_command(tmp_path, SLOW_STAND_IN)
+    asked = tmp_path / "asked"
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True) as demo:
+        wait_until(lambda: asked.exists() and "preflight" in asked.read_text())
+        os.killpg(demo.pid, first)
+        wait_until(lambda: "lab down" in asked.read_text())
+        for again in (signal.SIGINT, signal.SIGHUP):
+            os.killpg(demo.pid, again)
+        (tmp_path / "asked.go-on").touch()
+        assert demo.stderr is not None and "taking the lab down" in demo.stderr.read()
+    assert demo.returncode == 128 + first
+    assert not (tmp_path / "demo" / "lab" / "lab.json").exists()
 
 
 @pytest.mark.thorough
