@@ -19,13 +19,38 @@ from homelab.controller.base.hint import Hint, homelab
 from homelab.lab import cgroup, network, nodes, procfs, sshd
 from homelab.lab.accounts import passwd_with_account, passwd_with_home, shadow_of
 from homelab.lab.lab_state import LabNode, LabState
-from homelab.lab.tools import machine_lock, program, require
+from homelab.lab.tools import call, machine_lock, program, require
 
 PROGRAMS = ("sshd", "ssh-keygen", "ip", "tc", "unshare", "nsenter", "setsid")
-
+_OWN = ("--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child")  # namespaces of a node, beside that of its network
 
 # What lies below these is invisible to a node unless it is shared on purpose.
 PRIVATE_FOLDERS = ("/tmp/", "/dev/shm/")
+
+
+def check_machine(hierarchies: cgroup.Hierarchies, *, is_limited: bool) -> None:
+    """Raise HomelabError where this machine cannot hold such nodes: without root, a program, namespaces or cgroups. `is_limited`: with a CPU limit."""
+    if os.geteuid() != 0:
+        raise HomelabError(
+            "the namespaces backend needs root",
+            where="--backend namespaces",
+            hint=Hint("sudo {} ..., or --backend loopback, which needs no root", homelab("lab up")),
+        )
+    require(*PROGRAMS)
+    if hierarchies.freezer is None or (hierarchies.cpu is None and is_limited):
+        raise HomelabError(
+            "this machine has no cgroup tree that root may write (a container, perhaps)",
+            where="/sys/fs/cgroup",
+            hint="start the container with --privileged, or use --backend loopback without --cpu",
+        )
+    try:
+        call("unshare", "--net", *_OWN, "--mount-proc", "true")
+    except HomelabError as error:
+        raise HomelabError(
+            f"this machine lets root make no namespaces (a container, perhaps): {error.message}",
+            where="this machine",
+            hint="start the container with --privileged, or use --backend loopback without --cpu",
+        ) from None
 
 
 class Namespaces:
@@ -35,20 +60,8 @@ class Namespaces:
         self.hierarchies = cgroup.find_hierarchies()
 
     def place(self, state: LabState) -> LabState:
-        """A free network; the nodes get .11, .12, ... of it. Raises HomelabError without root or a program."""
-        if os.geteuid() != 0:
-            raise HomelabError(
-                "the namespaces backend needs root",
-                where="--backend namespaces",
-                hint=Hint("sudo {} ..., or --backend loopback, which needs no root", homelab("lab up")),
-            )
-        require(*PROGRAMS)
-        if self.hierarchies.freezer is None or (self.hierarchies.cpu is None and any(n.cpu is not None for n in state.nodes)):
-            raise HomelabError(
-                "this machine has no cgroup tree that root may write (a container, perhaps)",
-                where="/sys/fs/cgroup",
-                hint="start the container with --privileged, or use --backend loopback without --cpu",
-            )
+        """A free network; the nodes get .11, .12, ... of it. Raises HomelabError where this machine cannot hold them."""
+        check_machine(self.hierarchies, is_limited=any(node.cpu is not None for node in state.nodes))
         if state.rate is not None:
             network.rate_bits_per_s(state.rate)
         net = network.free_network()
@@ -134,9 +147,8 @@ class Namespaces:
             cgroup_member_files=own.member_files(),
             sshd=sshd.command(folder),
         )
-        unshare = ("--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child")
         enter = (program("nsenter"), f"--net={network.NAMESPACES / node.network_namespace}")
-        nodes.start(state, node, spec, prefix=(*enter, program("unshare"), *unshare))
+        nodes.start(state, node, spec, prefix=(*enter, program("unshare"), *_OWN))
 
     def power_cut(self, state: LabState, node: LabNode) -> None:
         """First the wire is dead, then the node: its connections are not closed, they fall silent."""

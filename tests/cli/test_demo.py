@@ -108,6 +108,21 @@ def test_a_second_ctrl_c_does_not_leave_the_lab(tmp_path: Path, first: signal.Si
     assert not (tmp_path / "demo" / "lab" / "lab.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("user", "unable", "options"), [(0, "", "--cpu 1.0,0.6,0.3"), (0, "no cgroup tree", "--backend loopback"), (1000, "no cgroup tree", "")]
+)
+def test_where_root_can_make_no_nodes_with_limits_they_are_equal(tmp_path: Path, user: int, unable: str, options: str) -> None:
+    command, environment = demo_command(tmp_path, STAND_IN.replace("case $* in", f"case $* in -c*) echo {unable};;"))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "id").write_text(f"#!/bin/sh\necho {user}\n")
+    (tmp_path / "bin" / "id").chmod(0o755)
+    environment["PATH"] = f"{tmp_path / 'bin'}{os.pathsep}{environment['PATH']}"
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    (up,) = (line for line in (tmp_path / "asked").read_text().splitlines() if "lab up" in line)
+    assert up.partition(f"--python {tmp_path / 'python'}")[2].strip() == options
+    assert (unable in done.stdout) == (user == 0)
+
+
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(1500)

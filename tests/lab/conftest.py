@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -11,15 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from homelab.lab import Lab, procfs
+from homelab.controller.base.errors import HomelabError
+from homelab.lab import Lab, cgroup, procfs
+from homelab.lab.namespaces import check_machine
 
 
+@functools.cache
 def namespaces_missing() -> str:
     """Why the namespaces backend cannot be tested here; empty when it can."""
-    if os.geteuid() != 0:
-        return "the namespaces backend needs root"
-    missing = [name for name in ("ip", "tc", "unshare", "nsenter") if shutil.which(name) is None]
-    return f"not installed: {', '.join(missing)}" if missing else ""
+    try:
+        check_machine(cgroup.find_hierarchies(), is_limited=True)
+    except HomelabError as error:
+        return error.message
+    return ""
 
 
 NAMESPACES = pytest.param(
