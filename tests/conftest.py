@@ -33,6 +33,11 @@ typer.main.get_command = functools.cache(typer.main.get_command)
 # A shell starts what it puts into the background with Ctrl-C ignored, and children inherit that: our tests send it to some.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# The servers of tests are on this machine: a person's proxy does not reach them.
+os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(
+    name for name in (os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), "127.0.0.1", "localhost") if name
+)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     lanes.add_option(parser)
