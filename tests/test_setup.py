@@ -137,7 +137,7 @@ def test_an_ssh_server_that_it_installs_stays_off(tmp_path: Path, has_systemd: b
     script = (tmp_path / "scripts" / "setup").read_text()
     systemd = tmp_path / "systemd"
     (tmp_path / "scripts" / "setup").write_text(
-        script.replace("/usr/sbin/sshd", str(tmp_path / "no-sshd")).replace("/run/systemd/system", str(systemd))
+        script.replace("/usr/sbin/", f"{tmp_path}/sbin/").replace("/run/systemd/system", str(systemd))
     )
     if has_systemd:
         systemd.mkdir()
@@ -167,3 +167,24 @@ def test_an_ssh_server_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
     done = setup(tmp_path, environment)
     assert done.returncode == 0 and "SSH server" not in done.stderr
     assert not any(" ssh" in line for line in asked(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("manager", "fix"),
+    [
+        ("dnf", "sudo dnf install openssh-server openssh-clients iproute iproute-tc util-linux python3"),
+        ("pacman", "sudo pacman -S openssh iproute2 util-linux python"),
+        ("", "install them with this system's package manager, then run again"),
+    ],
+)
+def test_another_distribution_is_told_its_own_packages(tmp_path: Path, manager: str, fix: str) -> None:
+    checkout(tmp_path)
+    script = (tmp_path / "scripts" / "setup").read_text()
+    (tmp_path / "scripts" / "setup").write_text(script.replace("/usr/sbin/", f"{tmp_path}/sbin/"))
+    (tmp_path / "few").mkdir()
+    for name in ("env", "bash", "dirname"):
+        (tmp_path / "few" / name).symlink_to(str(shutil.which(name)))
+    if manager:
+        program(tmp_path / "few" / manager, NOTHING)
+    done = setup(tmp_path, {"PATH": str(tmp_path / "few"), "HOME": str(tmp_path)})
+    assert done.returncode == 1 and done.stderr.endswith(f"fix:   {fix}\n"), done.stderr

@@ -13,17 +13,19 @@ from collections.abc import Iterator
 from homelab.controller.base.errors import HomelabError
 from homelab.lab import procfs
 
-# Program -> Debian/Ubuntu package.
+# Program -> package, in the order of _MANAGERS.
 PACKAGES = {
-    "sshd": "openssh-server",
-    "ssh-keygen": "openssh-client",
-    "ip": "iproute2",
-    "tc": "iproute2",
-    "unshare": "util-linux",
-    "nsenter": "util-linux",
-    "setsid": "util-linux",
-    "umount": "mount",
+    "sshd": ("openssh-server", "openssh-server", "openssh"),
+    "ssh-keygen": ("openssh-client", "openssh", "openssh"),
+    "ip": ("iproute2", "iproute", "iproute2"),
+    "tc": ("iproute2", "iproute-tc", "iproute2"),
+    "unshare": ("util-linux", "util-linux", "util-linux"),
+    "nsenter": ("util-linux", "util-linux", "util-linux"),
+    "setsid": ("util-linux", "util-linux", "util-linux"),
+    "umount": ("mount", "util-linux", "util-linux"),
 }
+# The program that installs packages on Debian and Ubuntu, Fedora, Arch.
+_MANAGERS = {"apt": "apt install", "dnf": "dnf install", "pacman": "pacman -S"}
 # An ordinary user's PATH often lacks the folders where sshd, ip and tc are.
 _SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 
@@ -32,12 +34,16 @@ def require(*names: str) -> None:
     """Raise ONE HomelabError that names every missing program and the command that installs them."""
     missing = [name for name in names if shutil.which(name, path=_SEARCH) is None]
     if missing:
-        packages = " ".join(dict.fromkeys(PACKAGES[name] for name in missing))
         sudo = "" if os.geteuid() == 0 else "sudo "
+        commands = (
+            f"{sudo}{install} {' '.join(dict.fromkeys(PACKAGES[name][place] for name in missing))}"
+            for place, (manager, install) in enumerate(_MANAGERS.items())
+            if shutil.which(manager, path=_SEARCH)
+        )
         raise HomelabError(
             f"the lab needs {', '.join(missing)}, and {'it is' if len(missing) == 1 else 'they are'} not installed",
             where="this machine",
-            hint=f"{sudo}apt install {packages}",
+            hint=next(commands, f"install the packages of this system that have {', '.join(missing)}"),
         )
 
 

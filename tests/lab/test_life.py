@@ -209,6 +209,7 @@ def test_a_taken_port_is_avoided(tmp_path: Path) -> None:
 
 def test_missing_programs_are_named_with_the_command_that_installs_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("homelab.lab.tools._SEARCH", str(tmp_path))
+    (tmp_path / "apt").touch(mode=0o755)
     with pytest.raises(HomelabError, match="sshd, ssh-keygen") as error:
         Lab.up(tmp_path / "lab", nodes=1, backend="loopback")
     assert "apt install openssh-server openssh-client" in error.value.hint
