@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BUDGETS = Path(__file__).with_name("budgets.toml")
 OVER = 2.5  # a file that costs more than its budget times this has changed; less is what machines and days differ by
 USUAL = 0.4  # of its budget, in the median: budgets are about twice of what was measured
+SKIPPED = 0.1  # of its budget: a file that costs less has not played its tests, and says nothing of the machine
 ENOUGH = 20  # files that tell how fast this machine is
 # Modules with processes that serve many tests: `spent_s` is what those have cost so far.
 ELSEWHERE = ("scripts/practice/prepared_commands", "tests/worker/harness")
@@ -118,7 +119,7 @@ def slowness(sums: Counter[str], budgets: dict[str, float]) -> float:
 
     One machine takes twice the CPU seconds of another, and of itself on another day (measured): a budget alone would fail what nobody changed.
     """
-    shares = [sums[name] / budget for name, budget in budgets.items() if sums[name]]
+    shares = [share for name, budget in budgets.items() if (share := sums[name] / budget) >= SKIPPED]
     return max(1.0, statistics.median(shares) / USUAL) if len(shares) >= ENOUGH else 1.0
 
 

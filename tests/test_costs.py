@@ -62,6 +62,14 @@ def test_a_slow_machine_is_not_a_dear_test() -> None:
     assert costs.slowness(slow, {name: budgets[name] for name in list(budgets)[1:]}) == 1.0, "few files say nothing of a machine"
 
 
+def test_files_that_were_skipped_make_no_other_too_dear() -> None:
+    """Without root, a card or a compiler many files cost next to nothing, on a slow machine too."""
+    played = {f"tests/{number}.py": 10.0 for number in range(costs.ENOUGH)}
+    skipped = {f"tests/skipped_{number}.py": 10.0 for number in range(2 * costs.ENOUGH)}
+    sums = Counter(dict.fromkeys(played, 9.0)) | Counter(dict.fromkeys(skipped, 0.2)) | Counter({"tests/0.py": 50.0})
+    assert costs.over_budget(sums, played | skipped, 2.0) == []
+
+
 def test_every_budget_is_of_a_file() -> None:
     budgets, default = costs.told()
     assert [name for name in budgets if not (costs.ROOT / name).is_file()] == []
