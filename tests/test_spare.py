@@ -74,6 +74,15 @@ def test_a_name_that_no_test_has_is_an_error(folder: Path) -> None:
     assert found == [] and "tests/spare.toml names what is not there: test_sample.py::test_that_is_gone" in said
 
 
+def test_what_has_failed_is_played_alone_in_a_file_with_spare_ones(folder: Path) -> None:
+    with (folder / "test_sample.py").open("a") as sample:
+        sample.write("def test_fails():\n    say('fails')\n    assert False\n")
+    assert "1 failed" in played(folder)[1]
+    (folder / "played").unlink()
+    found, said = played(folder, "--lf")
+    assert found == ["fails"] and "1 failed" in said, said
+
+
 def test_of_many_cases_each_third_is_always_played(folder: Path) -> None:
     many = """
 import pathlib, pytest
