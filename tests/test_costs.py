@@ -94,10 +94,10 @@ def test_what_lies_above_a_change_is_chosen() -> None:
 
 
 def test_every_file_of_the_product_has_a_test_above_it() -> None:
-    """Programs that other machines start have none: the worker itself, and the maker of the practice model."""
+    """A program that other machines start has none: the worker itself."""
     product = {name for name in selection.arrows() if name.startswith("homelab/") and not name.endswith("__init__.py")}
     above = set().union(*(selection.reached(name) for name in selection.tests() if name not in selection.RULES))
-    assert product - above == {"homelab/lab/model.py", "homelab/worker/__main__.py"}
+    assert product - above == {"homelab/worker/__main__.py"}
 
 
 @pytest.mark.parametrize(

@@ -72,9 +72,13 @@ def make_model(folder: Path) -> Path:
     try:
         _convert(source, partial)
         _verify(partial)
-        if folder.exists():
-            folder.rmdir()
-        os.replace(partial, folder)
+        try:
+            if folder.exists():
+                folder.rmdir()
+            os.replace(partial, folder)
+        except OSError:
+            if not is_complete(folder):  # else another process made it meanwhile
+                raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
