@@ -51,7 +51,26 @@ def is_there(place: Path, wanted: Sequence[ResultFile]) -> bool:
                 f"{path.name} differs from the fetched file: it was edited or is damaged", where=str(path),
                 hint=Hint("keep your copy under another name: mv {} {}; then fetch again", shlex.quote(str(place)), shlex.quote(f"{place}.mine")),
             )  # fmt: skip
-    return entries == {file.name: file.sha256 for file in wanted}
+    if entries == {file.name: file.sha256 for file in wanted}:
+        return True
+    parts = {(*parents, name) for *parents, name in (file.name.split("/") for file in wanted)}
+    for name in added(place):
+        own = tuple(name.split("/"))
+        if any(part[: len(own)] == own or own[: len(part)] == part for part in parts):
+            path = place / name
+            raise HomelabError(
+                f"the newer result has a file of the name {name}, and this one was not fetched", where=str(path),
+                hint=Hint("keep yours under another name: mv {} {}; then fetch again", shlex.quote(str(path)), shlex.quote(f"{path}.mine")),
+            )  # fmt: skip
+    return False
+
+
+def added(place: Path) -> list[str]:
+    """The names, below a fetched folder, of the files that somebody has put there since: the record does not know them."""
+    record = files.read_object(place / RECORD) or {}
+    known = {RECORD, *(record.get("files") or {})}
+    found = [path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_symlink() or not path.is_dir()]
+    return sorted(name for name in found if name not in known)
 
 
 @contextmanager
@@ -136,12 +155,23 @@ def one(agent: Agent, request: ResultRequest, part: Missing, partial: Path, told
 
 
 def finish(partial: Path, place: Path, wanted: Sequence[ResultFile], about: dict[str, Any]) -> None:
-    """Everything is here: write the record, and put the folder to its place with one rename; what was fetched there before goes."""
+    """Everything is here: write the record, and put the folder to its place with one rename; what was fetched there before goes.
+
+    Files that somebody has added to the folder stay in it.
+    """
     with store.disk_errors_as_hints(place):
         files.write_json(partial / RECORD, {**about, "files": {file.name: file.sha256 for file in wanted}})
         files.sync(partial)
         old = place.parent / f".{place.name}.old"
+        if old.is_dir() and not place.exists():  # an earlier call ended between the two renames
+            os.replace(old, place)
         shutil.rmtree(old, ignore_errors=True)
+        for name in added(place):
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(place / name, partial / name, follow_symlinks=False)
+            except OSError:  # a disk without links
+                shutil.copy2(place / name, partial / name, follow_symlinks=False)
         if place.exists():
             os.replace(place, old)
         os.replace(partial, place)

@@ -69,6 +69,28 @@ def test_a_newer_model_takes_the_place_of_what_was_fetched(fleet: FakeFleet, tmp
     assert done.changed and (place / "README.md").read_text() == "another card" and [path.name for path in place.parent.iterdir()] == ["x"]
 
 
+def test_files_that_somebody_has_added_stay_when_a_newer_model_comes(fleet: FakeFleet, tmp_path: Path) -> None:
+    place, final = tmp_path / "here/x", tmp_path / "tower/runs" / RUN / "final"
+    bring(fleet, place)
+    (place / "notes").mkdir()
+    (place / "notes/mine.txt").write_text("mine")
+    (place / "link").symlink_to("notes")
+    (place / "evaluation.json").write_text("mine, too")
+    (final / "README.md").write_text("another card")
+    assert bring(fleet, place).changed and (place / "README.md").read_text() == "another card"
+    assert (place / "notes/mine.txt").read_text() == "mine" and (place / "link").is_symlink()
+    assert (place / "evaluation.json").read_text() == "mine, too"
+    (final / "evaluation.json").write_text("of the run")
+    with pytest.raises(HomelabError, match=r"a file of the name evaluation\.json") as refused:
+        bring(fleet, place)
+    assert (place / "evaluation.json").read_text() == "mine, too" and "mv " in refused.value.hint
+    (final / "evaluation.json").unlink()
+    (final / "README.md").write_text("a third card")
+    place.rename(place.parent / ".x.old")  # as a process leaves it that is killed between the two renames
+    bring(fleet, place)
+    assert (place / "notes/mine.txt").read_text() == "mine" and [path.name for path in place.parent.iterdir()] == ["x"]
+
+
 def test_a_folder_of_somebody_else_and_an_edited_file_stay(fleet: FakeFleet, tmp_path: Path) -> None:
     place = tmp_path / "here/x"
     place.mkdir(parents=True)
