@@ -18,7 +18,7 @@ from homelab.controller.base.say import Say
 from homelab.controller.features.results import fetch, receive
 from homelab.controller.features.results.hub import Hub, checked_name
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import run_folder
+from homelab.controller.run import run_folder, store
 from homelab.controller.run.paths import RunPaths
 
 _TEXT_FILES = (".json", ".md", ".jinja", ".txt")
@@ -72,10 +72,9 @@ def push(fleet: Fleet, paths: RunPaths, place: Path, wanted: PushRequest, say: S
 def _copy(place: Path, folder: Path, local_base: str | None, base: str | None) -> list[str]:
     """The fetched files as they are uploaded, hard links where they can be; this machine's and the nodes' folders are in none of them.
 
-    Their names, below `place`: what a program of one's own has saved may lie in folders.
+    Their names, below `place`: what a program of one's own has saved may lie in folders. What a person has added to the folder is theirs, and stays.
     """
-    found = [path.relative_to(place) for path in place.rglob("*") if path.is_file()]
-    names = sorted(str(path) for path in found if str(path) != receive.RECORD and not any(part.startswith(".") for part in path.parts))
+    names = sorted(store.read_object(place / receive.RECORD).get("files") or {})
     for name in names:
         source, target = place / name, folder / name
         target.parent.mkdir(parents=True, exist_ok=True)

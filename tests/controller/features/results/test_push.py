@@ -144,8 +144,9 @@ def test_the_files_are_there_and_name_the_base_as_the_hub_does(fleet: FakeFleet,
 def test_what_a_program_has_saved_in_folders_is_uploaded_in_them(tmp_path: Path) -> None:
     place, folder = tmp_path / "x", tmp_path / "model"
     texts = {
-        "fetched.json": "{}", "notes.txt": "n", "step-10/tokenizer/vocab.json": "/m/base", "step-10/fetched.json": "{}", ".cache/a.json": "{}",
-        "step-10/.lock": "",
+        "fetched.json": json.dumps({"files": dict.fromkeys(["notes.txt", "step-10/fetched.json", "step-10/tokenizer/vocab.json"], "0" * 64)}),
+        "notes.txt": "n", "step-10/tokenizer/vocab.json": "/m/base", "step-10/fetched.json": "{}", ".cache/a.json": "{}", "step-10/.lock": "",
+        "private-questions.jsonl": "{}", "step-10/mine.txt": "mine",
     }  # fmt: skip
     for name, text in texts.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
