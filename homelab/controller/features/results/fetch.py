@@ -63,6 +63,7 @@ def _looked(fleet: Fleet, paths: RunPaths) -> tuple[Mapping[str, Results], Mappi
 
 def model(fleet: Fleet, paths: RunPaths, place: Path, say: Say) -> Fetched:
     """Bring the trained adapter or model: final/, else the newest complete checkpoint in the same format. Of a program of one's own: what it has saved."""
+    receive.checked_place(place)
     say("searching for the node that has the model")
     if run_folder.description_of(paths).recipe.model is None:
         return _saved(fleet, paths, place, say)
@@ -116,7 +117,7 @@ def merged(fleet: Fleet, paths: RunPaths, place: Path, say: Say) -> Fetched:
 
 def bring(fleet: Fleet, paths: RunPaths, chosen: ModelHolder, place: Path, say: Say) -> Fetched:
     """Bring one folder of results from its node to `place`. What was cut off goes on at the next call; a second call changes nothing."""
-    agent = fleet.agent(chosen.node)
+    whole, agent = receive.checked_place(place), fleet.agent(chosen.node)
     request = ResultRequest(run=paths.name, folder=chosen.folder)
     say(f"{chosen.node}: reading the files for their digests")
     verb, shape = ("saved-files", SavedFiles) if chosen.folder == layout.SAVED else ("result-files", ResultFiles)
@@ -125,13 +126,13 @@ def bring(fleet: Fleet, paths: RunPaths, chosen: ModelHolder, place: Path, say: 
         run=paths.name, node=chosen.node, folder=str(place), files=len(answer.files), total_bytes=sum(file.size for file in answer.files),
         fetched_bytes=0, changed=False, step=chosen.step, left_out=answer.left_out,
     )  # fmt: skip
-    if receive.is_there(place, answer.files):
+    if receive.is_there(whole, answer.files):
         return done
-    with receive.held(place) as partial:
+    with receive.held(whole) as partial:
         parts = receive.look(partial, answer.files)
         progress = TransferProgress(say)
         progress.begin(chosen.node, left_bytes(parts))
         for part in parts:
             receive.one(agent, request, part, partial, lambda count: progress.add(chosen.node, count))
-        receive.finish(partial, place, answer.files, {"run": paths.name, "node": chosen.node, "from": answer.path})
+        receive.finish(partial, whole, answer.files, {"run": paths.name, "node": chosen.node, "from": answer.path})
     return done.model_copy(update={"changed": True, "fetched_bytes": left_bytes(parts)})

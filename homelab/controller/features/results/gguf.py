@@ -9,7 +9,7 @@ from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.say import Say
 from homelab.controller.base.units import listed
-from homelab.controller.features.results import best_copy, fetch, llama_cpp, make, merge
+from homelab.controller.features.results import best_copy, fetch, llama_cpp, make, merge, receive
 from homelab.controller.features.results.best_copy import ModelHolder
 from homelab.controller.features.results.fetch import Fetched
 from homelab.controller.remote.fanout import Fleet
@@ -33,6 +33,7 @@ class GgufRequest:
 def gguf(fleet: Fleet, paths: RunPaths, wanted: GgufRequest, place: Path, say: Say) -> Fetched:
     """Merge where no node has the newest adapter merged, convert there, and bring the file to `place`. Raises HomelabError, InputError."""
     run_folder.refuse_scores(paths)
+    receive.checked_place(place)
     if wanted.checkout is None:
         _refuse_unknown(paths)
     say("searching for the node that has the model")

@@ -31,6 +31,18 @@ _PIECE_TIMEOUT_S = 900.0  # 37 kB/s
 _MOST_BEGINNINGS = 3
 
 
+def checked_place(place: Path) -> Path:
+    """The absolute path of a folder for results. Raises InputError for one that cannot be replaced as a whole."""
+    whole = Path(os.path.abspath(place))
+    is_here = Path.cwd().is_relative_to(whole.resolve())
+    if is_here or os.path.ismount(whole):
+        raise InputError(
+            f"{'the current folder' if is_here else 'a mounted disk'} cannot be replaced as a whole", where=str(place),
+            hint=f"name a new folder in it as the last argument, like {shlex.quote(str(whole / 'model'))}",
+        )  # fmt: skip
+    return whole
+
+
 def is_there(place: Path, wanted: Sequence[ResultFile]) -> bool:
     """Whether the folder holds exactly what was fetched, and that is what is wanted. False where it is to be (re)placed.
 

@@ -91,6 +91,25 @@ def test_files_that_somebody_has_added_stay_when_a_newer_model_comes(fleet: Fake
     assert (place / "notes/mine.txt").read_text() == "mine" and [path.name for path in place.parent.iterdir()] == ["x"]
 
 
+@pytest.mark.parametrize("name", [".", "", "..", "../here"])
+def test_the_current_folder_is_refused_before_anything_is_fetched(
+    fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(InputError, match="the current folder cannot be replaced") as refused:
+        fetch.model(fleet, RunPaths(tmp_path / RUN), Path(name), lambda text: None)
+    assert str(tmp_path) in refused.value.hint and not list((tmp_path / "here").iterdir())
+    done = fetch.model(fleet, RunPaths(tmp_path / RUN), Path("model"), lambda text: None)
+    assert done.folder == "model" and (tmp_path / "here/model/README.md").is_file()
+
+
+def test_a_mounted_disk_is_refused(fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.path.ismount", lambda path: path == tmp_path / "disk")
+    with pytest.raises(InputError, match="a mounted disk cannot be replaced"):
+        bring(fleet, tmp_path / "disk")
+
+
 def test_a_folder_of_somebody_else_and_an_edited_file_stay(fleet: FakeFleet, tmp_path: Path) -> None:
     place = tmp_path / "here/x"
     place.mkdir(parents=True)
