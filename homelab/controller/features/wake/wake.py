@@ -15,6 +15,7 @@ from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.models import DisplayValue
 from homelab.controller.base.say import Say
 from homelab.controller.base.shell import quote_words
+from homelab.controller.base.units import listed
 from homelab.controller.config.cluster import Cluster, Node
 from homelab.controller.facts.node_commands import by_root, on_node
 from homelab.controller.features.wake import sleepers
@@ -53,8 +54,10 @@ def wake(cluster: Cluster, names: Sequence[str], say: Say, *, limit_s: float = L
     asleep = {name: sleeper for name, sleeper in known.items() if name in errors and sleeper}
     errors = {name: _never_asked(cluster.node(name), error) for name, error in errors.items() if name not in asleep}
     is_over = threading.Event()
+    others = [node.name for node in cluster.nodes if node.name not in done] if asleep else []
+    unreachable = on_all(others, lambda name: connect(cluster, cluster.node(name)).close())[1]
+    helpers = [name for name in (*names, *others) if name not in unreachable and (name in others or done[name].state == "awake")]
     with Fleet(cluster) as fleet:
-        helpers = [node.name for node in cluster.nodes if done.get(node.name) and done[node.name].state == "awake"]
 
         def one(name: str) -> Woken:
             waiting = _Waiting(fleet, helpers, say, limit_s, is_over)
@@ -106,16 +109,21 @@ class _Waiting:
 
 
 def _send(fleet: Fleet, sleeper: Sleeper, helpers: Sequence[str]) -> str | None:
-    """Who sent the packet: this machine where it is in that network, else a node that is; None where nobody is."""
+    """Who sent the packet: this machine and a node, where they are in that network; None where nobody is.
+
+    Both, since this machine may be in another network of the same addresses: most homes have 192.168.1.0/24.
+    """
+    senders = []
     if magic_packet.is_in(sleeper.network):
         with contextlib.suppress(OSError):  # the cable of this machine was pulled: a node may still do it
             magic_packet.send(sleeper.mac, sleeper.network)
-            return "this machine"
+            senders.append("this machine")
     for helper in helpers:
         with contextlib.suppress(HomelabError):
             if fleet.agent(helper).ask("wake", WakeRequest(mac=sleeper.mac, network=sleeper.network))["sent"]:
-                return helper
-    return None
+                senders.append(helper)
+                break
+    return listed(senders) or None
 
 
 def _sleeps(error: HomelabError) -> bool:

@@ -100,6 +100,7 @@ class Machines:
         self.off, self.works = dict(off), works
         self.sent: list[str] = []
         monkeypatch.setattr(wake, "connect", self.connect)
+        monkeypatch.setattr(wake.Fleet, "agent", self.agent)
         monkeypatch.setattr(magic_packet, "is_in", lambda _: network)
         monkeypatch.setattr(magic_packet, "send", self.send)
         monkeypatch.setattr(wake, "_PAUSE_S", 0.01)
@@ -108,6 +109,9 @@ class Machines:
         if node.name in self.off:
             raise self.off[node.name]
         return type("Agent", (), {"close": lambda self: None})()
+
+    def agent(self, name: str) -> Any:
+        raise silent(name)
 
     def send(self, mac: str, network: str) -> None:
         self.sent.append(mac)
@@ -152,6 +156,20 @@ def test_who_was_never_asked_and_who_does_not_wake_are_errors_with_a_command(mon
     )
 
 
+def test_nodes_that_are_not_named_help_where_they_are_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    remember()
+    machines = Machines(monkeypatch, {"laptop": silent("laptop"), "oldtower": silent("oldtower")}, network=False)
+    asked: list[str] = []
+
+    def agent(_: object, name: str) -> Any:
+        asked.append(name)
+        machines.off.pop("laptop", None)
+        return type("Agent", (), {"ask": lambda *_: {"sent": True}})()
+
+    monkeypatch.setattr(wake.Fleet, "agent", agent)
+    assert woken(("laptop",)) == ({"laptop": "woken"}, {}) and asked == ["tower"]
+
+
 def test_another_node_of_that_network_sends_where_this_machine_is_not_in_it(
     monkeypatch: pytest.MonkeyPatch, listener: socket.socket
 ) -> None:
@@ -169,4 +187,6 @@ def test_another_node_of_that_network_sends_where_this_machine_is_not_in_it(
     assert wake._send(Fleet(), sleeper, ["tower", "oldtower"]) == "oldtower"  # type: ignore[arg-type]
     assert asked[-1] == ("oldtower", "wake", WakeRequest(mac=MAC, network="203.0.113.0/24"))
     assert wake._send(Fleet(), sleeper, ["tower"]) is None  # type: ignore[arg-type]
+    here = sleeper.model_copy(update={"network": LOOPBACK})
+    assert wake._send(Fleet(), here, ["oldtower"]) == "this machine and oldtower", "it may be in another network of these addresses"  # type: ignore[arg-type]
     assert "no machine can wake it" in wake._not_in_its_network(builders.cluster().node("laptop"), sleeper).message
