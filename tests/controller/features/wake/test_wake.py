@@ -13,6 +13,7 @@ from homelab.controller.base.errors import HomelabError, SilentError, Unreachabl
 from homelab.controller.facts.network import Interface
 from homelab.controller.features.wake import sleepers, wake
 from homelab.controller.features.wake.sleepers import Sleeper
+from homelab.controller.remote import fanout
 from homelab.node.system import ports
 from homelab.shared.protocol import magic_packet
 from homelab.shared.protocol.network_messages import PacketSent, WakeRequest
@@ -100,7 +101,7 @@ class Machines:
         self.off, self.works = dict(off), works
         self.sent: list[str] = []
         monkeypatch.setattr(wake, "connect", self.connect)
-        monkeypatch.setattr(wake.Fleet, "agent", self.agent)
+        monkeypatch.setattr(fanout.Fleet, "agent", self.agent)
         monkeypatch.setattr(magic_packet, "is_in", lambda _: network)
         monkeypatch.setattr(magic_packet, "send", self.send)
         monkeypatch.setattr(wake, "_PAUSE_S", 0.01)
@@ -166,7 +167,7 @@ def test_nodes_that_are_not_named_help_where_they_are_awake(monkeypatch: pytest.
         machines.off.pop("laptop", None)
         return type("Agent", (), {"ask": lambda *_: {"sent": True}})()
 
-    monkeypatch.setattr(wake.Fleet, "agent", agent)
+    monkeypatch.setattr(fanout.Fleet, "agent", agent)
     assert woken(("laptop",)) == ({"laptop": "woken"}, {}) and asked == ["tower"]
 
 
