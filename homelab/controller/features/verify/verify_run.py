@@ -10,11 +10,13 @@ from homelab.controller.base.errors import HomelabError, InputError
 from homelab.controller.base.hint import Hint, homelab
 from homelab.controller.base.say import Say
 from homelab.controller.base.units import listed
+from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.features.verify import record_source, window_run
 from homelab.controller.features.verify.step_record import RecordFault, StepRecord, Window
 from homelab.controller.features.verify.verification import Verification, notes_of
 from homelab.controller.features.verify.window_run import WindowRequest
 from homelab.controller.features.verify.window_verdict import Verdict, WindowResult, answer, judged
+from homelab.controller.planning.advice import reproducibility
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import run_folder
 from homelab.controller.run.paths import RunPaths
@@ -101,7 +103,7 @@ def _by_hand(record: StepRecord, steps: str) -> Window:
 
 def _one(fleet: Fleet, paths: RunPaths, request: VerifyRequest, record: StepRecord, window: Window, say: Say) -> WindowResult:
     """Where the nodes have its checkpoints, the window is computed again; where they have others than the record names, nothing need be."""
-    points = []
+    points, described = [], run_folder.description_of(paths)
     for step in (window.begin, window.end):
         if step == 0:
             continue
@@ -119,4 +121,7 @@ def _one(fleet: Fleet, paths: RunPaths, request: VerifyRequest, record: StepReco
     names = list(request.names) or [node.name for node in run_folder.plan_of(paths).nodes if node.name in in_cluster]
     order = WindowRequest(fleet, paths, request.cluster_file, names, request.strategy, request.skip, say)
     again, compared, machines = window_run.run_window(order, record, window, points)
-    return judged(record, window, again, compared, machines)
+    recipe, model = described.recipe, described.run_json.get("model")
+    config = model.get("config") if isinstance(model, dict) else None
+    limit = reproducibility.limit_of(recipe, config if isinstance(config, dict) else {}) if isinstance(recipe, TrainRecipe) else None
+    return judged(record, window, again, compared, machines, limit)

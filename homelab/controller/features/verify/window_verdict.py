@@ -9,6 +9,7 @@ a small forgery would not show. What lies between is "unclear", and never held a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
@@ -18,6 +19,7 @@ from homelab.controller.base.models import Value, WireModel
 from homelab.controller.base.sanitize import plain
 from homelab.controller.base.units import listed
 from homelab.controller.features.verify.step_record import RecordStart, StepRecord, Window
+from homelab.controller.planning.advice.reproducibility import LawLimit
 
 Verdict = Literal["agrees", "unclear", "differs", "not computed"]
 _Distance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -93,8 +95,10 @@ class WindowResult(Value):
     notes: tuple[str, ...] = ()
 
 
-def judged(record: StepRecord, window: Window, again: StepRecord, compared: WindowCompared, machines: WindowMachines) -> WindowResult:
-    """`again`: the record of the window's own run. The first step that differs is named, and the weights where all steps agree."""
+def judged(
+    record: StepRecord, window: Window, again: StepRecord, compared: WindowCompared, machines: WindowMachines, limit: LawLimit | None = None
+) -> WindowResult:
+    """`again`: the record of the window's own run; `limit`: of its recipe. The first step that differs is named, and the weights where all steps agree."""
     bounds = BOUNDS.get(machines.precision, _BF16)
     steps = range(window.begin + 1, window.end + 1)
     missing = next((step for step in steps if step not in record.steps), None)
@@ -117,6 +121,10 @@ def judged(record: StepRecord, window: Window, again: StepRecord, compared: Wind
         and compared.devices == record.devices.get(window.end)
     )
     most_loss, most_part = (bounds.loss, bounds.weights) if is_repeated else (bounds.loss_at_all, bounds.weights_at_all)
+    if limit and not (is_repeated and limit.is_repeatable):
+        most_loss = most_part = math.inf
+    else:
+        limit = None
     for step in losses:
         if because:
             break
@@ -136,7 +144,8 @@ def judged(record: StepRecord, window: Window, again: StepRecord, compared: Wind
     verdict: Verdict = "differs" if because else "agrees"
     if not because and (max(losses.values(), default=0.0) > bounds.loss or (apart is not None and apart.part > bounds.weights)):
         verdict = "unclear"
-        because = f"other passes or processors than the record's may round so in {machines.precision}, and a small change may hide there"
+        reason = limit.text if limit else f"other passes or processors than the record's may round so in {machines.precision}"
+        because = f"{reason}, and a {'' if limit else 'small '}change may hide there"
     return WindowResult(
         window=window, verdict=verdict, because=because, run=machines.run, nodes=machines.nodes, strategy=machines.strategy,
         loss_apart=max(losses.values(), default=None), loss_bound=bounds.loss, weights_apart=apart.part if apart else None, weights_bound=bounds.weights,

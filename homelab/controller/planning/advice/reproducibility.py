@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from homelab.controller.base.models import Value
+from homelab.controller.config.recipe import TrainRecipe
 from homelab.controller.planning.model.model_config import own_dtype
 from homelab.controller.planning.strategy.base import Strategy
 from homelab.controller.planning.work.job import Job, TrainingJob
@@ -34,8 +36,7 @@ def warnings_of(job: Job) -> list[str]:
             " the same to the last digits"
         )
     warnings += _model_chance(job)
-    narrow = recipe.method.kind != "full" and recipe.method.rank <= POWERSGD_RANK * POWERSGD_WORTH
-    if recipe.parallel.compress == "powersgd" and narrow:
+    if recipe.parallel.compress == "powersgd" and _is_narrow(recipe):
         warnings.append(
             f'[parallel] compress = "powersgd" does not compress adapters of rank {recipe.method.rank}: its products are hardly smaller;'
             ' compress = "bf16" halves them'
@@ -80,6 +81,32 @@ def _model_chance(job: TrainingJob) -> list[str]:
         f"law: {listed} of the model's config.json {'is' if len(rates) == 1 else 'are'} off, so that the curve is the same on any cluster;"
         " [method] model_dropout = true keeps them"
     ]
+
+
+class LawLimit(Value):
+    """Why honest steps that are computed once more may come out otherwise. `is_repeatable`: the passes of the record on its processors bring them out again."""
+
+    text: str
+    is_repeatable: bool
+
+
+def limit_of(recipe: TrainRecipe, config: Mapping[str, Any]) -> LawLimit | None:
+    """The first of the plan's `law:` lines that decides whether a step comes out again; None for a recipe that has none. `config`: the model's config.json."""
+    compress = recipe.parallel.compress
+    if compress == "bf16" or (compress == "powersgd" and not _is_narrow(recipe)):  # no record says which rank has computed which pass
+        return LawLimit(text=f'[parallel] compress = "{compress}" may do so with other ranks or shares', is_repeatable=False)
+    words = {
+        "dropout draws other numbers": recipe.method.draws,
+        f'optimizer = "{recipe.train.optimizer}" rounds its states to 8 bits, and may do so': recipe.train.optimizer != "adamw",
+        'backend = "unsloth" may do so': recipe.method.backend == "unsloth",
+        "the loss that balances the model's experts may do so": _has_balancing_loss(config),
+    }
+    found = next((text for text, applies in words.items() if applies), None)
+    return LawLimit(text=f"{found} in other passes or on other processors than the record's", is_repeatable=True) if found else None
+
+
+def _is_narrow(recipe: TrainRecipe) -> bool:
+    return recipe.method.kind != "full" and recipe.method.rank <= POWERSGD_RANK * POWERSGD_WORTH
 
 
 def date_warnings(job: Job, moment: datetime | None) -> list[str]:

@@ -20,6 +20,7 @@ from homelab.controller.features.verify.verify_run import VerifyRequest
 from homelab.controller.features.verify.window_verdict import WindowCompared, WindowMachines
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol import chain, checkpoint_copies, manifest
+from tests import builders
 from tests.controller.features.verify.test_step_record import Lines, chained, written
 from tests.fakes import FakeFleet
 
@@ -35,11 +36,12 @@ class Ground:
         for name in ("tower", "laptop"):
             (folder / name / "runs" / RUN / "checkpoints").mkdir(parents=True)
         plan = SimpleNamespace(nodes=[SimpleNamespace(name=name) for name in ("tower", "laptop")], precision="fp32")
-        described = SimpleNamespace(run_json={"recipe_hash": "r1"}, recipe=SimpleNamespace(model=object()))
+        self.described = described = SimpleNamespace(run_json={"recipe_hash": "r1"}, recipe=builders.recipe())
         for module in (fetch, verify_run):
             monkeypatch.setattr(module.run_folder, "description_of", lambda paths: described)
             monkeypatch.setattr(module.run_folder, "plan_of", lambda paths, attempt=None: plan)
         self.computed: list[str] = []
+        self.apart = 0.0
         self.lines: Lines = []
         monkeypatch.setattr(window_run, "run_window", self._computed)
 
@@ -49,7 +51,7 @@ class Ground:
         )
         if self.computed[-1].startswith("8"):
             raise HomelabError("tower has too little memory", where="tower", hint="another node")
-        weights = {"node": "tower", "apart": 0.0, "way": 1.0, "most": 0.0}
+        weights = {"node": "tower", "apart": self.apart, "way": 1.0, "most": 0.0}
         machines = WindowMachines(run="v", nodes=tuple(request.names), strategy="ddp", precision="fp32")
         return StepRecord("\n".join(map(json.dumps, self.lines))), WindowCompared.model_validate({"weights": weights}), machines
 
@@ -91,6 +93,15 @@ def test_windows_are_computed_on_the_nodes_that_a_person_names_and_the_page_and_
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(verify_table.table(found))
     assert max(map(len, console.export_text().splitlines())) <= 80
+
+
+def test_the_recipe_of_the_run_tells_what_may_differ(ground: Ground) -> None:
+    ground.put()
+    ground.apart = 0.5
+    assert ground.verify("0..8").verdict == "differs"
+    ground.described.recipe = builders.recipe(parallel={"compress": "bf16"})
+    found = ground.verify("0..8")
+    assert found.verdict == "unclear" and 'compress = "bf16" may do so' in found.answer
 
 
 def test_what_cannot_be_computed_later_is_a_row_and_at_once_an_error(ground: Ground) -> None:

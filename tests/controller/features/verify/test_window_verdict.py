@@ -10,6 +10,8 @@ import pytest
 from homelab.controller.features.verify import window_verdict
 from homelab.controller.features.verify.step_record import Window
 from homelab.controller.features.verify.window_verdict import WindowCompared, WindowMachines, WindowResult, answer, judged
+from homelab.controller.planning.advice.reproducibility import LawLimit, limit_of
+from tests import builders
 from tests.controller.features.verify.test_step_record import Lines, chained, record, written
 
 pytestmark = pytest.mark.timeout(60)
@@ -24,12 +26,12 @@ def again(changes: dict[str, Any] | None = None, *, step: int = 6) -> Lines:
 
 def judge(
     lines: Lines, *, apart: float | None = 0.0, precision: str = "fp32", versions: dict[str, str] | None = None, window: Window = WINDOW,
-    devices: tuple[str, ...] = ("CPU",), before: Lines | None = None,
+    devices: tuple[str, ...] = ("CPU",), before: Lines | None = None, limit: LawLimit | None = None,
 ) -> WindowResult:  # fmt: skip
     weights = None if apart is None else {"node": "tower", "apart": apart, "way": 2.0, "most": apart}
     compared = WindowCompared.model_validate({"weights": weights, "versions": versions or {}, "devices": devices})
     machines = WindowMachines(run="verify", nodes=("tower",), strategy="ddp", precision=precision)
-    return judged(record(before or written()), window, record(lines), compared, machines)
+    return judged(record(before or written()), window, record(lines), compared, machines, limit)
 
 
 def test_rounding_agrees_and_more_does_not_and_the_step_is_named() -> None:
@@ -64,6 +66,40 @@ def test_in_bf16_the_same_passes_on_the_same_processors_tell_and_others_do_not_a
     assert judge(again({"passes": "0101"}), apart=1e-3, precision="bf16").verdict == "agrees", "as near as this no forgery is"
     assert judge(again({"passes": "0101"}), apart=0.7, precision="bf16").verdict == "differs"
     assert judge(again({"passes": "0101"}), apart=1e-3).verdict == "differs", "fp32 needs no such room"
+
+
+@pytest.mark.parametrize(
+    ("sections", "config", "is_repeatable"),
+    [
+        ({"method": {"kind": "lora", "rank": 8, "dropout": 0.1}}, {}, True),
+        ({"method": {"kind": "full", "model_dropout": True}}, {}, True),
+        ({"train": {"optimizer": "adamw_8bit"}}, {}, True),
+        ({}, {"num_local_experts": 8, "output_router_logits": True}, True),
+        ({"parallel": {"compress": "bf16"}}, {}, False),
+        ({"method": {"kind": "full"}, "parallel": {"compress": "powersgd"}}, {}, False),
+    ],
+)
+def test_a_recipe_that_the_law_does_not_hold_to_the_last_digit_accuses_nobody(
+    sections: dict[str, Any], config: dict[str, Any], is_repeatable: bool
+) -> None:
+    base = builders.recipe()
+    limit = limit_of(builders.recipe(**{name: {**getattr(base, name).__dict__, **keys} for name, keys in sections.items()}), config)
+    assert limit is not None and limit_of(base, {}) is None
+    loss = written()[7]["loss"]
+    moved = again({"loss": loss * 1.05, "passes": "0101"})
+    found = judge(moved, apart=0.9, limit=limit)
+    assert (
+        found.verdict == "unclear" and found.because == f"{limit.text}, and a change may hide there" and judge(moved).verdict == "differs"
+    )
+    assert judge(again({"loss": loss * 1.05}), devices=("NVIDIA GeForce RTX 3090",), limit=limit).verdict == "unclear"
+    assert judge(again({"loss": loss * 1.05}), limit=limit).verdict == ("differs" if is_repeatable else "unclear")
+    assert judge(again({"batch": "0" * 16, "passes": "0101"}), limit=limit).verdict == "differs", "rows and rates are exact with any recipe"
+    assert judge(again({"passes": "0101"}), limit=limit).verdict == "agrees"
+
+
+def test_adapters_that_powersgd_does_not_compress_are_judged_as_others() -> None:
+    narrow = {**builders.recipe().method.__dict__, "kind": "lora", "rank": 8}
+    assert limit_of(builders.recipe(method=narrow, parallel={"compress": "powersgd"}), {}) is None
 
 
 def test_another_torch_is_said_and_compared_all_the_same() -> None:
