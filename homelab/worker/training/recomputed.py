@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from homelab.shared.protocol import chain, layout, manifest, window
+from homelab.shared.protocol import chain, checkpoint_copies, layout, manifest, window
 from homelab.worker.checkpoints import checkpoint_folder, record_start
 from homelab.worker.runtime import process_group
 from homelab.worker.runtime.task import Task
@@ -53,8 +53,8 @@ class Recomputed:
         if reference.is_file():
             shutil.copy(reference, self._task.run_dir / layout.REFERENCE)
         step, root = int(self._request["begin"]), self._task.checkpoints_dir
-        source = Path(manifest.folder_of(self._other, step))
-        if not (source / manifest.MANIFEST).is_file() or (root / source.name).exists():
+        source = self._kept(step)
+        if source is None or (root / source.name).exists():
             return
         partial = root / f".{source.name}.{os.getpid()}.partial"
         shutil.rmtree(partial, ignore_errors=True)
@@ -102,8 +102,8 @@ class Recomputed:
 
         from homelab.worker.checkpoints.weights import WEIGHTS
 
-        kept = Path(manifest.folder_of(self._other, self._request["end"]))
-        if not (kept / manifest.MANIFEST).is_file():
+        kept = self._kept(int(self._request["end"]))
+        if kept is None:
             return None
         checkpoint_folder.verify(kept, self._task.recipe_hash)
         before = Path(manifest.folder_of(self._task.run_dir, self._request["begin"]))
@@ -116,6 +116,14 @@ class Recomputed:
             most = max(most, float(difference.abs().max())) if difference.numel() else most
             way += float(((end[name].double() - start[name].double()) ** 2).sum())
         return {"node": self._task.node, "apart": math.sqrt(apart), "way": math.sqrt(way), "most": most}
+
+    def _kept(self, step: int) -> Path | None:
+        """The other run's checkpoint of this step as its record names it; None where this node does not have it."""
+        folder = Path(manifest.folder_of(self._other, step))
+        if not (folder / manifest.MANIFEST).is_file():
+            return None
+        named = (self._request.get("kept") or {}).get(str(step))
+        return folder if named in (None, checkpoint_copies.state_digest(manifest.digests(folder))) else None
 
     @property
     def _other(self) -> Path:

@@ -6,11 +6,14 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from homelab.shared.protocol import chain, window
+from homelab.shared.protocol import chain, checkpoint_copies, manifest, window
+from homelab.worker.checkpoints import checkpoint_folder
+from homelab.worker.training.recomputed import Recomputed
 from tests.worker import harness
 from tests.worker.training.test_preferences import labelled, pairs
 
@@ -60,6 +63,29 @@ def test_a_window_ends_where_it_should_and_is_the_same_again_or_nearly_on_other_
         weights = compared["weights"]
         assert weights["node"] == "here" and weights["way"] > 0.001
         assert weights["apart"] <= most * weights["way"], (begin, end, shares, weights)
+
+
+def test_a_node_that_has_another_checkpoint_than_the_record_names_has_none(tmp_path: Path) -> None:
+    for name in ("run", "window"):
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+    kept = {}
+    for step in (2, 4):
+        folder = checkpoint_folder.write(
+            tmp_path / "run/checkpoints", step, "hash", {"trainable.safetensors": lambda path: path.write_bytes(b"x")}
+        )
+        kept[str(step)] = checkpoint_copies.state_digest(manifest.digests(folder))
+    for right, wrong in ((2, 4), (4, 2)):
+        asked = {"run": "run", "begin": 2, "end": 4, "kept": {**kept, str(wrong): "0" * 64}}
+        task = SimpleNamespace(
+            run={window.REQUEST: asked}, run_dir=tmp_path / "window", checkpoints_dir=tmp_path / "window/checkpoints", is_keeper=True
+        )
+        found = Recomputed(task)  # type: ignore[arg-type]
+        assert found._kept(right) is not None and found._kept(wrong) is None
+        found.take_checkpoint()
+        assert [path.name for path in task.checkpoints_dir.iterdir()] == (["step-00000002"] if right == 2 else [])
+        shutil.rmtree(task.checkpoints_dir / "step-00000002", ignore_errors=True)
+    asked["kept"]["4"] = "0" * 64
+    assert found._compared({}) is None
 
 
 @pytest.mark.parametrize(("kind", "method"), [("dpo", "full"), ("kto", "lora")])

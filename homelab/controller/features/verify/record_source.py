@@ -13,6 +13,7 @@ from homelab.controller.features.recover.replicas import ResumePoint
 from homelab.controller.features.results import fetch
 from homelab.controller.features.verify.step_record import StepRecord
 from homelab.controller.remote.fanout import Fleet
+from homelab.controller.run import run_folder
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol import chain, checkpoint_copies, layout, manifest, result_files
 from homelab.shared.protocol.checkpoint_messages import CheckpointRequest
@@ -74,10 +75,11 @@ def whole_file(fleet: Fleet, run: str, node: str, folder: str, name: str, most_b
 
 @dataclass(frozen=True)
 class KeptHolders:
-    """A kept checkpoint on the nodes: who has the one of the record, who has another one of this step."""
+    """A kept checkpoint on the nodes: who has the one of the record, who has another one of this step, and which nodes of the run do not say."""
 
     point: ResumePoint
     others: Sequence[str] = field(default_factory=tuple)
+    silent: Sequence[str] = field(default_factory=tuple)
 
 
 def kept(fleet: Fleet, paths: RunPaths, step: int, sha256: str) -> KeptHolders:
@@ -87,4 +89,5 @@ def kept(fleet: Fleet, paths: RunPaths, step: int, sha256: str) -> KeptHolders:
     holders = [name for name in files if checkpoint_copies.state_digest(files[name]) == sha256]
     state = {name: digest for name, digest in files[holders[0]].items() if name in checkpoint_copies.STATE} if holders else {}
     sizes = {name: sum(map(int, answers[name]["sizes"].values())) for name in holders}
-    return KeptHolders(ResumePoint(step, holders, sha256, state, sizes=sizes), tuple(name for name in files if name not in holders))
+    silent = tuple(node.name for node in run_folder.plan_of(paths).nodes if node.name not in answers)
+    return KeptHolders(ResumePoint(step, holders, sha256, state, sizes=sizes), tuple(name for name in files if name not in holders), silent)

@@ -110,7 +110,7 @@ def _one(fleet: Fleet, paths: RunPaths, request: VerifyRequest, record: StepReco
         found = record_source.kept(fleet, paths, step, record.kept[step])
         if found.point.holders:
             points.append(found.point)
-        elif found.others:
+        elif found.others and not found.silent:
             because = f"the checkpoint of step {step} on {listed(found.others)} is another one than the record names"
             return WindowResult(window=window, verdict="differs", because=because)
         else:

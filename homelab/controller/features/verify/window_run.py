@@ -87,7 +87,7 @@ def run_window(
         )  # fmt: skip
         prepare.refuse_on_failure(prepared)
         assert found.plan is not None
-        plan = found.plan.model_copy(update={"resume_step": part.begin})
+        plan = found.plan.model_copy(update={"resume_step": part.begin, "resume_digest": record.kept.get(part.begin, "")})
         for point in points:
             checkpoint_transfer.bring(fleet, paths, point, [node.name for node in plan.nodes], say, to_all=False)
         run_json = _described(described.run_json, plan, paths, record, part)
@@ -99,7 +99,8 @@ def run_window(
 def _described(of_run: Any, plan: Plan, checked: RunPaths, record: StepRecord, part: Window) -> dict[str, Any]:
     """run.json of the run that is checked, word for word but for its name, with the window. The moment stays: chat templates are told it."""
     passes = {str(step): line.passes for step, line in record.steps.items() if part.begin < step <= part.end and line.passes}
-    asked = {"run": checked.name, "begin": part.begin, "end": part.end, "passes": passes}
+    kept = {str(step): record.kept[step] for step in (part.begin, part.end) if step in record.kept}
+    asked = {"run": checked.name, "begin": part.begin, "end": part.end, "passes": passes, "kept": kept}
     # In the list of runs it stands before the run that it checks: a command without a name means that one, also after this.
     rest = {key: value for key, value in of_run.items() if key != profile_files.REQUEST}
     return {**rest, "name": plan.run, "created_at": run_folder.created_at(checked) - 0.001, window.REQUEST: asked}

@@ -135,13 +135,14 @@ def judged(
         elif losses[step] > most_loss:
             because = f"step {step} does not: its loss is {losses[step]:.1g} apart, {most_loss:.0e} may be rounding"
     apart = compared.weights
-    if not because and apart is None:
+    is_uncompared = not because and apart is None
+    if is_uncompared:
         because = f"the weights after step {window.end} were not compared: no node of this window has that checkpoint"
     elif not because and apart is not None and apart.part > most_part:
         because = (
             f"the weights after step {window.end} do not: they are {apart.part:.1g} of their way apart, {most_part:.0e} may be rounding"
         )
-    verdict: Verdict = "differs" if because else "agrees"
+    verdict: Verdict = "not computed" if is_uncompared else "differs" if because else "agrees"
     if not because and (max(losses.values(), default=0.0) > bounds.loss or (apart is not None and apart.part > bounds.weights)):
         verdict = "unclear"
         reason = limit.text if limit else f"other passes or processors than the record's may round so in {machines.precision}"

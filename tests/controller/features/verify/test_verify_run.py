@@ -19,7 +19,7 @@ from homelab.controller.features.verify.verification import Verification
 from homelab.controller.features.verify.verify_run import VerifyRequest
 from homelab.controller.features.verify.window_verdict import WindowCompared, WindowMachines
 from homelab.controller.run.paths import RunPaths
-from homelab.shared.protocol import chain, checkpoint_copies, manifest
+from homelab.shared.protocol import chain, checkpoint_copies, manifest, window
 from tests import builders
 from tests.controller.features.verify.test_step_record import Lines, chained, written
 from tests.fakes import FakeFleet
@@ -45,10 +45,8 @@ class Ground:
         self.lines: Lines = []
         monkeypatch.setattr(window_run, "run_window", self._computed)
 
-    def _computed(self, request: Any, record: StepRecord, window: Window, points: Any) -> Any:
-        self.computed.append(
-            f"{window} on {','.join(request.names)} from {','.join(f'{point.step}@{point.holders[0]}' for point in points)}"
-        )
+    def _computed(self, request: Any, record: StepRecord, part: Window, points: Any) -> Any:
+        self.computed.append(f"{part} on {','.join(request.names)} from {','.join(f'{point.step}@{point.holders[0]}' for point in points)}")
         if self.computed[-1].startswith("8"):
             raise HomelabError("tower has too little memory", where="tower", hint="another node")
         weights = {"node": "tower", "apart": self.apart, "way": 1.0, "most": 0.0}
@@ -125,6 +123,17 @@ def test_a_checkpoint_that_is_gone_or_another_one_is_told_without_computing(grou
         found.verdict == "differs" and found.windows[0].because == "the checkpoint of step 8 on laptop is another one than the record names"
     )
     assert ground.computed == []
+    ground.fleet.nodes["tower"].is_off = True
+    shutil.copytree(ground.folder / "tower/runs" / RUN / "final", ground.folder / "laptop/runs" / RUN / "final")
+    assert ground.verify("0..8").verdict == "not computed", "tower may have the one that the record names"
+
+
+def test_the_window_is_told_which_checkpoints_the_record_names(ground: Ground) -> None:
+    ground.put()
+    record = StepRecord("\n".join(map(json.dumps, ground.lines)))
+    for part, steps in ((Window(begin=4, end=8), (4, 8)), (Window(begin=0, end=8), (8,))):
+        asked = window_run._described({"name": RUN}, builders.plan(), ground.paths, record, part)[window.REQUEST]
+        assert asked["kept"] == {str(step): record.kept[step] for step in steps}
 
 
 @pytest.mark.parametrize("steps", ["3..8", "8..4", "4", "a..b", "4..", "0..16", "..", "-4..8", "4..8" * 20])

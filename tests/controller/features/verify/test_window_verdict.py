@@ -45,7 +45,9 @@ def test_rounding_agrees_and_more_does_not_and_the_step_is_named() -> None:
     assert judge(again({"learning_rate": 1.01e-3})).because == "step 6 does not: the recipe gives it another learning rate"
     far = judge(again(), apart=0.02)
     assert far.verdict == "differs" and far.because.startswith("the weights after step 8 do not: they are 0.01 of their way apart")
-    assert "were not compared" in judge(again(), apart=None).because
+    uncompared = judge(again(), apart=None)
+    assert "were not compared" in uncompared.because and uncompared.verdict == "not computed"
+    assert judge(again({"batch": "0" * 16}), apart=None).verdict == "differs"
     assert judge([line for line in again() if line["step"] != 7]).because == "step 7 was not computed"
     assert judge(again({"passes": "0101"})).same_passes is False and judge(again()).same_passes is True
     assert judge(again({"passes": "0101"})).verdict == "agrees", "who computes what is no part of the law"
