@@ -14,6 +14,7 @@ from homelab.controller.base.models import Value, WireModel
 from homelab.shared.protocol import chain, files
 
 _MOST_STEP = 10**12
+_MOST_MARKS = 2 * 1_000_000  # two for each row of the largest global batch of a recipe
 
 
 class RecordLine(WireModel):
@@ -24,7 +25,7 @@ class RecordLine(WireModel):
     loss: Annotated[float | None, Field(allow_inf_nan=False)] = None
     learning_rate: Annotated[float | None, Field(allow_inf_nan=False)] = None
     batch: Annotated[str, Field(max_length=64)] = ""
-    passes: Annotated[str, Field(max_length=10_000)] = ""
+    passes: Annotated[str, Field(max_length=_MOST_MARKS)] = ""
     sha256: Annotated[str, Field(max_length=64)] = ""
     devices: Annotated[tuple[Annotated[str, Field(max_length=200)], ...], Field(max_length=1000)] = ()
     attempt: int | None = None

@@ -52,6 +52,14 @@ def place(lines: Lines, step: int) -> int:
     return next(number for number, line in enumerate(lines) if line["kind"] == "train" and line["step"] == step)
 
 
+def test_the_largest_batch_of_a_recipe_leaves_the_record_readable() -> None:
+    rows = 1_000_000  # AtMost of global_batch
+    cuts = [[range(first, rows, 1000) for first in range(1000)]]
+    passes = chain.passes_text(cuts, rows)
+    lines = chained([{**line, "passes": passes} if line["kind"] == "train" else line for line in written(steps=1, every=1)])
+    assert len(passes) == 2 * rows and record(lines).faults("") == []
+
+
 def changed(lines: Lines) -> Lines:
     lines[place(lines, 7)]["loss"] += 1e-9
     return lines
