@@ -37,7 +37,7 @@ def command(
 ) -> int:
     """Train a model of random weights on one card for a minute and write its speed as one anonymous row that you can share."""
     from homelab.controller.attempt import card_table
-    from homelab.controller.base.errors import InputError
+    from homelab.controller.base.errors import EXIT_DONE, EXIT_FAILED, InputError
     from homelab.controller.base.hint import homelab
     from homelab.controller.features.bench import card_run
     from homelab.controller.remote.fanout import Fleet
@@ -57,10 +57,13 @@ def command(
             hint=homelab("bench card", names[0]),
         )
     loaded = common.load_cluster(cluster, node or names[0])
+    common.checked_output(output or Path("card.json"))
     with Fleet(loaded) as fleet, common.progress(as_json) as say:
         found = card_run.measure(fleet, "qlora" if method == "qlora" else "lora", card, say)
     file = output or Path(f"card-{_stem(found.row.card)}-{method}.json")
-    store.write_text(file, card_table.written(found.row))
+    with store.best_effort_write(file):  # what was measured is told all the same
+        store.write_text(file, card_table.written(found.row))
+    code = EXIT_FAILED if file in store.UNWRITTEN else EXIT_DONE
     if as_json:
         common.print_json(
             {
@@ -70,9 +73,12 @@ def command(
                 "table": str(card_table.SHIPPED),
             }
         )
-        return 0
+        return code
     for line in _lines(found):
         terminal.echo(line)
+    if code:
+        terminal.echo(f"the row: {card_table.written(found.row)}".rstrip())
+        return code
     terminal.echo(f"wrote {file}: one row, without a name of a machine or a person")
     if found.of_guess is None:
         why = (

@@ -171,6 +171,26 @@ def print_json(value: Any) -> None:
     terminal.document(value)
 
 
+def checked_output(file: Path) -> Path:
+    """The file of --output, before hours of work are done for it. Raises InputError for a folder, HomelabError where nothing can be written."""
+    import errno
+    import shlex
+
+    from homelab.controller.base.errors import InputError
+    from homelab.controller.run import store
+
+    if file.is_dir():
+        inside = shlex.quote(str(file / "FILE"))
+        raise InputError("this is a folder", where=f"--output {file}", hint=f"name a file in it: --output {inside}")
+    folder = next(parent for parent in file.absolute().parents if os.path.lexists(parent))
+    if not folder.is_dir():
+        raise InputError(f"{folder} is no folder", where=f"--output {file}", hint="name a file in a folder: --output FILE")
+    with store.disk_errors_as_hints(file):
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    return file
+
+
 @contextmanager
 def progress(quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """A `say(text)`: a spinner line on a terminal, plain lines elsewhere, nothing when `quiet`. Always on stderr."""

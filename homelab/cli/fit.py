@@ -29,6 +29,7 @@ def write(
     from homelab.controller.base.errors import InputError
     from homelab.controller.config.recipe import TrainRecipe
     from homelab.controller.planning.memory import recipe_edits, scenario
+    from homelab.controller.run import store
 
     recipe = inputs.recipe
     if not isinstance(recipe, TrainRecipe):
@@ -40,7 +41,8 @@ def write(
     file = output or recipe_file.with_name(f"{recipe_file.stem}-fit.toml")
     if ways:
         _check(file, recipe_file, recipe)
-        file.write_text(recipe_edits.edited(recipe_file.read_text(encoding="utf-8-sig"), ways[0].edits), encoding="utf-8")
+        with store.disk_errors_as_hints(file):
+            file.write_text(recipe_edits.edited(recipe_file.read_text(encoding="utf-8-sig"), ways[0].edits), encoding="utf-8")
     if as_json:
         changes = [
             {"edits": [str(edit) for edit in way.edits], "gain_bytes": way.gain_bytes, "alters_training": way.alters_training}
@@ -91,9 +93,11 @@ def _print(file: Path, ways: tuple[RecipeFix, ...], options: str) -> None:
 
 def _check(file: Path, recipe_file: Path, recipe: TrainRecipe) -> None:
     """Raises InputError for a file that is there, and for a folder in which the recipe's data would not be found."""
+    from homelab.cli import common
     from homelab.controller.base.errors import InputError
     from homelab.controller.base.shell import file_word
 
+    common.checked_output(file)
     if file.exists():
         raise InputError(
             f"{file} exists already and is not overwritten", where="--fit", hint=f"rm {file_word(str(file))}, or --output ANOTHER.toml"

@@ -24,19 +24,14 @@ def command(
     as_json: common.JsonOption = False,
 ) -> int:
     """Write one HTML file about a run: curves, attempts, faults, shares, plan and result, energy, answers. It opens in any browser, without a server."""
-    from homelab.controller.base.errors import InputError
     from homelab.controller.base.units import decimal_size
     from homelab.controller.features.report import page, report_builder, report_sources, sections
     from homelab.controller.run import store
 
     with common.fleet_of_run(run, cluster, runs_dir, as_json) as (fleet, paths, say):
+        file = common.checked_output(output or paths.root / "report.html")
         say("reading what is known of the run")
         report = report_builder.build(report_sources.gather(fleet, paths, fleet.cluster))
-        file = output or paths.root / "report.html"
-        if file.is_dir():
-            raise InputError(
-                "this is a folder", where=f"--output {file}", hint=f"name a file in it: --output {shlex.quote(str(file / 'report.html'))}"
-            )
         html = page.render(report)
         store.write_text(file, html)
     if as_json:

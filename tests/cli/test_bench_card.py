@@ -10,6 +10,8 @@ import pytest
 
 from homelab.cli.main import run
 from homelab.controller.attempt import card_table
+from homelab.controller.base.errors import HomelabError
+from homelab.controller.run import store
 from homelab.shared.protocol.card_messages import GpuFacts
 from homelab.shared.protocol.message import as_json
 from tests.controller.checks import healthy
@@ -47,6 +49,23 @@ def test_json_has_the_row_and_where_it_is(place: Path, monkeypatch: pytest.Monke
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert answer["row"] == json.loads((place / "mine.json").read_text()) and answer["row"]["method"] == "qlora" and answer["of_guess"] > 0
     assert (answer["file"], answer["table"]) == ("mine.json", str(card_table.SHIPPED))
+
+
+def test_a_row_that_cannot_be_written_is_refused_before_or_shown_after_the_measurement(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["bench", "card", "--output", str(place)]) == 2
+    assert "this is a folder" in capsys.readouterr().err, "no node was asked"
+    fleet_of(place, done()).replace_connections(monkeypatch)
+    monkeypatch.setattr(store, "UNWRITTEN", {})
+
+    def full(path: Path, text: str) -> None:
+        raise HomelabError("it cannot be written: No space left on device", where=str(path), hint="make room")
+
+    monkeypatch.setattr(store, "write_text", full)
+    assert run(["bench", "card"]) == 1
+    said = capsys.readouterr()
+    assert "3500 tokens/s" in said.out and '"tokens_per_s": 35' in said.out and "wrote" not in said.out and "make room" in said.err
 
 
 def test_a_name_that_a_node_made_up_is_no_path_and_no_command(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,7 +19,9 @@ from homelab.controller.features.verify import verify_run
 from homelab.controller.features.verify.step_record import RecordFault, Window
 from homelab.controller.features.verify.verification import Verification
 from homelab.controller.features.verify.window_verdict import WindowResult
+from homelab.controller.run import store
 from homelab.controller.run.paths import RunPaths
+from homelab.shared.protocol import files
 
 pytestmark = pytest.mark.timeout(60)
 RUN = "2026-11-21-1405-llama7b"
@@ -41,14 +45,14 @@ def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.setenv("COLUMNS", "80")
     (tmp_path / RUN).mkdir()
 
-    def run(result: Verification, *, as_json: bool = False) -> tuple[int, str]:
+    def run(result: Verification, *, as_json: bool = False, **options: Any) -> tuple[int, str]:
         @contextmanager
         def connected(*_: Any) -> Iterator[Any]:
             yield None, RunPaths(tmp_path / RUN), lambda text: None
 
         monkeypatch.setattr(common, "fleet_of_run", connected)
         monkeypatch.setattr(verify_run, "verify", lambda *_: result)
-        code = command.command(RUN, cluster=tmp_path / "cluster.toml", runs_dir=tmp_path, as_json=as_json)
+        code = command.command(RUN, cluster=tmp_path / "cluster.toml", runs_dir=tmp_path, as_json=as_json, **options)
         return code, capsys.readouterr().out
 
     return run
@@ -76,6 +80,25 @@ def test_what_does_not_agree_ends_with_1_and_names_why(said: Any, verdict: str) 
     bad = AGREES.model_copy(update={"verdict": verdict, "because": "step 112 does not: the recipe gives it other rows"})
     code, out = said(found(verdict=verdict, windows=(bad,), answer=f"{RUN} does not agree: {bad.because}"))
     assert code == EXIT_FAILED and "steps 100..120: step 112 does not" in out and f"Next: homelab report {RUN}" in out
+
+
+@pytest.mark.parametrize("name", ["", "file/page.html"])
+def test_a_page_that_cannot_be_written_is_refused_before_anything_is_computed(
+    said: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"is a folder|is no folder") as refused:
+        said(None, output=tmp_path / name)
+    assert "--output" in refused.value.hint and "mv " not in refused.value.hint
+
+
+def test_a_disk_that_is_full_in_the_end_takes_no_verdict_away(said: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "UNWRITTEN", {})
+    monkeypatch.setattr(files, "write_atomic", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    code, out = said(found())
+    assert code == EXIT_FAILED and out.startswith(f"{RUN} agrees within") and "xdg-open" not in out and store.UNWRITTEN
+    code, out = said(found(), as_json=True)
+    assert code == EXIT_FAILED and json.loads(out)["verdict"] == "agrees" and "make room" in json.loads(out)["warnings"][0]["hint"]
 
 
 def test_a_strategy_that_does_not_exist_is_refused_before_a_node_is_asked(tmp_path: Path) -> None:

@@ -115,6 +115,8 @@ def disk_error_hint(path: Path, error: OSError) -> str:
         return (
             f"{shlex.quote(str(inverted))} is no folder: choose another folder for the runs, with --runs-dir DIR or export HOMELAB_RUNS=DIR"
         )
+    if inverted == absolute and not any(os.path.lexists(parent / _OF_A_RUN) for parent in inverted.parents):
+        return f"it is a folder: name a file in it, like {shlex.quote(str(inverted / 'FILE'))}"
     if inverted is not None:
         return f"move that file away: mv {shlex.quote(str(inverted))} {shlex.quote(f'{inverted}.damaged')}"
     if error.errno in (errno.EACCES, errno.EPERM):

@@ -34,6 +34,7 @@ def test_what_another_machine_wrote_down_is_added_once_and_stands_in_its_place(t
 def test_what_is_only_told_and_cannot_be_written_is_remembered_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "UNWRITTEN", {})
     paths = RunPaths(tmp_path)
+    paths.run_json.write_text("{}")
     for file in (paths.state_json, paths.events_jsonl):
         file.mkdir()
     store.set_state(paths, "stopping", 1, intent="stopping")
@@ -41,7 +42,7 @@ def test_what_is_only_told_and_cannot_be_written_is_remembered_and_ends_nothing(
     event_log.gather(paths, [{"time": 1.5, "what": "launched"}])
     assert list(store.UNWRITTEN) == [paths.state_json, paths.events_jsonl]
     assert f"mv {paths.state_json} {paths.state_json}.damaged" in store.UNWRITTEN[paths.state_json].hint
-    assert sorted(os.listdir(tmp_path)) == ["events.jsonl", "state.json"], "nothing half written is left"
+    assert sorted(os.listdir(tmp_path)) == ["events.jsonl", "run.json", "state.json"], "nothing half written is left"
 
 
 def test_what_a_later_command_relies_on_is_not_passed_over(tmp_path: Path) -> None:
@@ -82,6 +83,12 @@ def test_a_file_where_a_folder_belongs_is_put_aside_inside_of_a_run(tmp_path: Pa
     with pytest.raises(HomelabError) as caught:
         store.write_json(tmp_path / "the run/attempts/1/plan.json", {})
     assert caught.value.hint.endswith(f"mv '{tmp_path}/the run/attempts' '{tmp_path}/the run/attempts.damaged'")
+
+
+def test_a_folder_of_somebody_else_where_a_file_is_to_be_written_is_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(HomelabError) as caught:
+        store.write_text(tmp_path, "a page")
+    assert caught.value.hint == f"it is a folder: name a file in it, like {tmp_path}/FILE"
 
 
 @pytest.mark.parametrize("place", ["/dev/null/x", "chats.jsonl", "chats.jsonl/deeper/runs"])
