@@ -126,6 +126,13 @@ def _refuse(scheduler: Scheduler, **words: str) -> None:
         raise InputError(
             f"{scheduler.name} starts no container here", where="--image", hint="name the Python instead: --python /shared/env/bin/python"
         )
+    python = words["python"]
+    if python.startswith("~") and re.fullmatch(r"[\w./~-]+", python):  # anything else is refused below
+        raise InputError(
+            "a scheduler does not replace ~ by a home folder",
+            where=f"--python {python}",
+            hint=f"give its whole path, which this command says on a machine of the job: echo {python}",
+        )
     for option, value in words.items():
         is_path = option in ("python", "image")
         if value and not (re.fullmatch(r"[\w./:@+~-]+", value) and not value.startswith("-") if is_path else _WORD.fullmatch(value)):

@@ -158,6 +158,7 @@ REFUSED = {
     "a volume with a blank": ("dstack", ("--volume", "a b"), RECIPE, "'a b' would be read there as something else"),
     "an option in place of a partition": ("slurm", ("--partition", "--wrap=x"), RECIPE, "would be read there as something else"),
     "a Python with a command": ("slurm", ("--python", "python;reboot"), RECIPE, "would be read there as something else"),
+    "a Python in a home folder": ("slurm", ("--python=~/env/bin/python",), RECIPE, "on a machine of the job: echo ~/env/bin/python"),
     "a place that is not absolute": ("dstack", ("--at", "there"), RECIPE, "is not an absolute path"),
     "a line break in the place": ("slurm", ("--at", "/a\n#SBATCH --x"), RECIPE, "is not an absolute path"),
     "a program of one's own": ("slurm", (), '[script]\npath = "train.py"\n', "starts your own program"),
