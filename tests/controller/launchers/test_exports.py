@@ -154,6 +154,7 @@ def test_a_precision_that_the_recipe_leaves_open_is_said(
 REFUSED = {
     "no such scheduler": ("lsf", (), RECIPE, 'no scheduler is named "lsf"'),
     "no image": ("pytorchjob", (), RECIPE, "needs the image of its containers"),
+    "no image for a TrainJob": ("trainjob", (), RECIPE, "needs the image of its containers"),
     "an image for Slurm": ("slurm", IMAGE, RECIPE, "starts no container"),
     "a volume with a blank": ("dstack", ("--volume", "a b"), RECIPE, "'a b' would be read there as something else"),
     "an option in place of a partition": ("slurm", ("--partition", "--wrap=x"), RECIPE, "would be read there as something else"),

@@ -15,7 +15,7 @@ _VOLUME = "job"
 
 
 def trainjob(job: ScheduledJob) -> LaunchDocument:
-    """A TrainJob on the runtime torch-distributed, which says how often a failed job starts again."""
+    """A TrainJob on the runtime torch-distributed, which says how often a failed job starts again. Its own image has torch alone: the job needs one."""
     pod = {"containers": [{"name": "node", "volumeMounts": _mounts(job)}], "volumes": _volumes(job)}
     template = {"spec": {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": {"spec": pod}}}}]}}
     content = {
@@ -27,7 +27,7 @@ def trainjob(job: ScheduledJob) -> LaunchDocument:
             "runtimeRef": {"name": "torch-distributed"},
             "runtimePatches": [{"manager": "homelab.export/folder", "trainingRuntimeSpec": {"template": template}}],
             "trainer": {
-                **({"image": job.image} if job.image else {}),
+                "image": job.image,
                 "command": [job.python, *MODULE],
                 "env": _environment(job),
                 "numNodes": job.nodes,

@@ -28,7 +28,7 @@ SCHEDULERS: Mapping[str, Scheduler] = {
     scheduler.name: scheduler
     for scheduler in (
         Scheduler("slurm", slurm.document, slurm.START, "python3", None, takes_image=False),
-        Scheduler("trainjob", kubernetes.trainjob, f"kubectl apply -f {kubernetes.TRAINJOB}", "python", "/homelab"),
+        Scheduler("trainjob", kubernetes.trainjob, f"kubectl apply -f {kubernetes.TRAINJOB}", "python", "/homelab", needs_image=True),
         Scheduler("pytorchjob", kubernetes.pytorchjob, f"kubectl apply -f {kubernetes.PYTORCHJOB}", "python", "/homelab", needs_image=True),
         Scheduler("dstack", dstack.document, dstack.START, "python", "/homelab"),
     )
