@@ -97,6 +97,18 @@ def test_the_script_is_one_that_bash_reads_and_slurm_gets_its_size(folder: Path)
     assert "/opt/my.env/bin/python" in script and "homelab-smol" in options[0]
 
 
+def test_slurm_is_asked_for_the_cpus_and_the_memory_of_all_ranks_of_a_machine(folder: Path) -> None:
+    def asked(*options: str) -> set[str]:
+        script = (export(folder, "slurm", *options) / "job.sbatch").read_text()
+        shutil.rmtree(folder / "job")
+        return {line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")}
+
+    assert {"--cpus-per-task=4", "--mem=20G", "--gpus-per-node=1"} <= asked()
+    assert {"--cpus-per-task=8", "--mem=64G", "--gpus-per-node=2"} <= asked("--machines", "2", "--gpus", "2", "--vram", "23.5")
+    on_cpus = asked("--machines", "2", "--gpus", "0")
+    assert {"--exclusive", "--mem=0"} <= on_cpus and not any(option.startswith(("--gpus", "--cpus")) for option in on_cpus)
+
+
 def test_a_place_with_blanks_and_quotes_stays_one_word(folder: Path) -> None:
     place = "/shared/my job's $(touch pwned)"
     script = (export(folder, "slurm", "--at", place) / "job.sbatch").read_text()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 
 from homelab.controller.features.export.scheduled_job import MODULE, MOST_RETRIES, ScheduledJob
 from homelab.controller.planning.types import LaunchDocument
 
+_CPUS_OF_A_RANK = 4  # one computes for its card; others read data, and write checkpoints
+_OTHER_MEMORY_GB = 8  # Python, CUDA and data, beside weights that pass through memory on their way to a card
 FILE = "job.sbatch"
 START = f"sbatch {FILE}"
 
@@ -34,7 +37,7 @@ def document(job: ScheduledJob) -> LaunchDocument:
         f"#SBATCH --job-name={job.name}",
         f"#SBATCH --nodes={job.nodes}",
         "#SBATCH --ntasks-per-node=1",
-        *([f"#SBATCH --gpus-per-node={job.ranks_per_node}"] if job.vram_gb else []),
+        *_size(job),
         "#SBATCH --requeue",
         "#SBATCH --open-mode=append",
         "#SBATCH --output=slurm-%j.out",
@@ -45,6 +48,18 @@ def document(job: ScheduledJob) -> LaunchDocument:
         *(f"export {name}={shlex.quote(value)}" for name, value in sorted(job.variables.items())),
     ]
     return LaunchDocument(file_name=FILE, text="\n".join(lines) + "\n" + _HEAD + _step(job) + _AGAIN)
+
+
+def _size(job: ScheduledJob) -> list[str]:
+    """What the job takes of each machine. Without these lines Slurm gives one CPU, and often little memory."""
+    if job.vram_gb is None:
+        return ["#SBATCH --exclusive", "#SBATCH --mem=0"]  # 0: all memory that the machine has
+    memory_gb = job.ranks_per_node * (math.ceil(job.vram_gb) + _OTHER_MEMORY_GB)
+    return [
+        f"#SBATCH --gpus-per-node={job.ranks_per_node}",
+        f"#SBATCH --cpus-per-task={job.ranks_per_node * _CPUS_OF_A_RANK}",
+        f"#SBATCH --mem={memory_gb}G",
+    ]
 
 
 def _step(job: ScheduledJob) -> str:
