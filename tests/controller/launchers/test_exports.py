@@ -129,6 +129,25 @@ def test_yaml_says_the_machines_the_folder_and_no_secret(folder: Path, monkeypat
     assert {"trainjob": '"numNodes": 3', "pytorchjob": '"replicas": 2', "dstack": '"nodes": 3'}[to] in text
 
 
+def test_a_task_of_dstack_has_shared_memory_for_its_ranks(folder: Path) -> None:
+    for cards in ("0", "4"):
+        assert document(folder, "dstack", "--machines", "2", "--gpus", cards)["resources"]["shm_size"] == "8GB"
+        shutil.rmtree(folder / "job")
+
+
+@pytest.mark.parametrize("to", ["trainjob", "pytorchjob"])
+def test_a_pod_has_as_much_shared_memory_as_its_machine(folder: Path, to: str) -> None:
+    content = document(folder, to, "--machines", "2", "--gpus", "4")["spec"]
+    if to == "trainjob":
+        (job,) = content["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+        pods = [job["template"]["spec"]["template"]["spec"]]
+    else:
+        pods = [replica["template"]["spec"] for replica in content["pytorchReplicaSpecs"].values()]
+    for pod in pods:
+        (mount,) = (entry for entry in pod["containers"][0]["volumeMounts"] if entry["mountPath"] == "/dev/shm")
+        assert {"name": mount["name"], "emptyDir": {"medium": "Memory"}} in pod["volumes"]
+
+
 def test_words_that_yaml_would_misread_stay_words(folder: Path) -> None:
     (folder / "1e3.toml").write_text(RECIPE + '[environment]\nA = "no"\nB = "012"\nC = "1e3"\nD = "null"\n')
     export(folder, "pytorchjob", *IMAGE, recipe="1e3.toml")

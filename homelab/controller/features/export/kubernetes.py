@@ -12,6 +12,8 @@ from homelab.controller.planning.types import LaunchDocument
 
 TRAINJOB, PYTORCHJOB = "trainjob.yaml", "pytorchjob.yaml"
 _VOLUME = "job"
+# A container has 64 MB of it by itself, and NCCL exchanges between the cards of a pod there.
+_SHARED_MEMORY = "shared-memory"
 
 
 def trainjob(job: ScheduledJob) -> LaunchDocument:
@@ -90,8 +92,11 @@ def _resources(job: ScheduledJob) -> dict[str, object]:
 
 
 def _mounts(job: ScheduledJob) -> list[dict[str, object]]:
-    return [{"name": _VOLUME, "mountPath": job.at}]
+    return [{"name": _VOLUME, "mountPath": job.at}, {"name": _SHARED_MEMORY, "mountPath": "/dev/shm"}]
 
 
 def _volumes(job: ScheduledJob) -> list[dict[str, object]]:
-    return [{"name": _VOLUME, "persistentVolumeClaim": {"claimName": job.volume}}]
+    return [
+        {"name": _VOLUME, "persistentVolumeClaim": {"claimName": job.volume}},
+        {"name": _SHARED_MEMORY, "emptyDir": {"medium": "Memory"}},
+    ]
