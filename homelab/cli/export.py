@@ -82,7 +82,7 @@ def command(
     place = _place(at or scheduler.at or str(folder))
     settled, plan, items, notes = neutral_plan.make(training, recipe, asked, run)
     job = ScheduledJob(
-        name=_name(recipe.stem), run=run, nodes=asked.count, ranks_per_node=asked.ranks_each, vram_gb=asked.vram_gb, at=place,
+        name=_name(recipe.stem, run), run=run, nodes=asked.count, ranks_per_node=asked.ranks_each, vram_gb=asked.vram_gb, at=place,
         python=python or scheduler.python, image=image or None, environment=_environment(plan, settled, place), needs_token=_needs_token(plan),
         hours=hours or None, partition=partition or None, volume=volume, port=plan.master_port, notes=(*notes, *([note] if note else [])),
     )  # fmt: skip
@@ -153,9 +153,14 @@ def _place(at: str) -> str:
     return at.rstrip("/") or "/"
 
 
-def _name(stem: str) -> str:
-    """A name for all schedulers: Kubernetes takes lower-case letters, digits and dashes, and puts words behind it."""
-    return re.sub(r"[^a-z0-9]+", "-", f"homelab-{stem}".lower()).strip("-")[:40].rstrip("-")
+def _name(stem: str, run: str) -> str:
+    """A name for all schedulers: Kubernetes takes lower-case letters, digits and dashes, and puts words behind it.
+
+    It ends with the moment of `run`: under one name, the scheduler would take a second export for a change of the first one's job.
+    """
+    moment = re.sub(r"[^0-9]", "", run[: len("2026-11-29-2144")])
+    words = re.sub(r"[^a-z0-9]+", "-", f"homelab-{stem}".lower()).strip("-")
+    return f"{words[: 40 - 1 - len(moment)].rstrip('-')}-{moment}"
 
 
 def _environment(plan: Plan, recipe: TrainRecipe, at: str) -> dict[str, str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +156,22 @@ def test_words_that_yaml_would_misread_stay_words(folder: Path) -> None:
     content = yaml.safe_load((folder / "job/pytorchjob.yaml").read_text())
     container = content["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]
     values = {entry["name"]: entry.get("value") for entry in container["env"]}
-    assert [values[name] for name in "ABCD"] == ["no", "012", "1e3", "null"] and content["metadata"]["name"] == "homelab-1e3"
+    assert [values[name] for name in "ABCD"] == ["no", "012", "1e3", "null"] and re.fullmatch(
+        r"homelab-1e3-\d{12}", content["metadata"]["name"]
+    )
     assert all(isinstance(value, str) for name, value in values.items() if name != "HF_TOKEN")
+
+
+def test_a_second_export_of_one_recipe_is_another_job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / f"{'long-' * 20}.toml").write_text(RECIPE)
+    for recipe in ("smol.toml", f"{'long-' * 20}.toml"):
+        names = set()
+        for moment in (1e9, 1e9 + 60):
+            monkeypatch.setattr(time, "time", lambda moment=moment: moment)
+            export(folder, "pytorchjob", *IMAGE, recipe=recipe)
+            names.add(yaml.safe_load((folder / "job/pytorchjob.yaml").read_text())["metadata"]["name"])
+            shutil.rmtree(folder / "job")
+        assert len(names) == 2 and all(re.fullmatch(r"homelab-[a-z][a-z0-9-]*[0-9]", name) and len(name) <= 40 for name in names), names
 
 
 def test_unequal_nodes_become_machines_of_one_card_and_it_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
