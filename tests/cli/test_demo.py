@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import venv
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from homelab.cli import demo
+from homelab.controller.base.errors import InputError
 from scripts.practice.desk import Desk
 from tests.cli.conftest import complaint
 from tests.lab.conftest import wait_until
@@ -23,13 +27,11 @@ def test_what_it_refuses(quiet_desk: Desk, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     venv.create(empty, with_pip=False)
     lacking = complaint(quiet_desk, "demo", "--python", str(empty / "bin" / "python"), code=2, as_json=False)
-    assert (
-        "it lacks torch, transformers" in lacking["message"]
-        and "-m pip install torch" in lacking["hint"]
-        and str(empty) in lacking["where"]
-    )
+    assert "it lacks torch, transformers" in lacking["message"] and str(empty) in lacking["where"]
+    assert f"uv pip install --python {empty}/bin/python torch" in lacking["hint"], "it has no pip"
     missing = complaint(quiet_desk, "demo", "--python", "no-such-python", code=2, as_json=False)
     assert missing["message"] == "there is no such Python" and "--python no-such-python" in missing["where"]
+    assert "python3 -m venv ~/.homelab/env" in missing["hint"]
     assert not (tmp_path / "demo").exists()
 
 
@@ -121,6 +123,18 @@ def test_where_root_can_make_no_nodes_with_limits_they_are_equal(tmp_path: Path,
     (up,) = (line for line in (tmp_path / "asked").read_text().splitlines() if "lab up" in line)
     assert up.partition(f"--python {tmp_path / 'python'}")[2].strip() == options
     assert (unable in done.stdout) == (user == 0)
+
+
+def test_a_model_that_cannot_be_made_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="", returncode=0))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("gguf", "safetensors") else object())
+    monkeypatch.setenv("HOMELAB_MODEL", str(tmp_path / "model"))
+    with pytest.raises(InputError, match="it lacks safetensors, gguf") as refused:
+        demo._refuse_unfit("python", sys.executable, tmp_path / "demo")
+    assert "HOMELAB_MODEL=FOLDER homelab demo" in refused.value.hint and "scripts/demo" in refused.value.hint
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    demo._refuse_unfit("python", sys.executable, tmp_path / "demo")
 
 
 @pytest.mark.thorough
