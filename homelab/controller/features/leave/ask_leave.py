@@ -16,7 +16,7 @@ from homelab.controller.base.say import Say
 from homelab.controller.base.units import listed
 from homelab.controller.features.queue import hours
 from homelab.controller.planning.types import Plan
-from homelab.controller.remote import ship
+from homelab.controller.remote import agent_errors, ship
 from homelab.controller.remote.fanout import Fleet
 from homelab.controller.run import event_log, house, leave, leave_folder, ownership, run_folder, store, supervisor_lock, supervisor_record
 from homelab.controller.run.leave import Leave
@@ -86,11 +86,14 @@ def refuse_unknown(node: str, names: Sequence[str], cluster_file: Path) -> None:
 
 
 def give_back(fleet: Fleet, runs_dir: Path, one: Leave, say: Say) -> Left:
-    """Keep the wish, and wait until nothing of a run is on the node. Raises HomelabError where a run has nobody who could end it there."""
+    """Keep the wish, and wait until nothing of a run is on the node. Raises HomelabError where a run has nobody who could end it there, and where
+    a run of another folder is on it: nobody would read the wish.
+    """
+    _refuse_foreign(fleet, runs_dir, one.node)
+    runs = _open_runs(runs_dir)
     before, now = leave_folder.lasting(runs_dir).get(one.node), time.time()
     one = one.model_copy(update={"since": before.since}) if before is not None and before.since <= now else one
     leave_folder.write(runs_dir, one)
-    runs = _open_runs(runs_dir)
     elsewhere = _told_elsewhere(fleet, runs, one)
     using = _at_work(fleet, [paths for paths in runs if _uses(paths, one.node) and paths.name not in elsewhere], one.node)
     for paths in using:
@@ -157,6 +160,22 @@ def _told_elsewhere(fleet: Fleet, runs: Sequence[RunPaths], one: Leave) -> dict[
             fleet.agent(place.node).send("supervisor-put", place.request(fleet), ship.tar(file, mode=0o600))
             told[paths.name] = place.node
     return told
+
+
+def _refuse_foreign(fleet: Fleet, runs_dir: Path, node: str) -> None:
+    """Raises HomelabError where the node says that a run trains on it which this folder does not know. One that is silent is taken at its word: it is free."""
+    answer = fleet.ask("runs", names=[node])[0].get(node)
+    known = {paths.name for paths in store.runs_in(runs_dir)}
+    entries = answer["runs"] if answer else ()
+    found = next((entry["name"] for entry in entries if (entry["alive"] or entry["busy"]) and entry["name"] not in known), None)
+    if found is not None:
+        raise HomelabError(
+            f"{found} is at work on {node}, and {runs_dir} does not know this run", where=f"node {node}",
+            hint=Hint(
+                "type it in the folder of that run, or name its runs: {}; or at the machine itself: {}",
+                homelab("yield", node, "--runs-dir", "DIR"), agent_errors.on_workdir(fleet.agent(node).node, "touch", "/yield"),
+            ),
+        )  # fmt: skip
 
 
 def _refuse_unsupervised(paths: RunPaths, one: Leave) -> None:

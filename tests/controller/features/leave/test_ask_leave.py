@@ -85,10 +85,22 @@ def test_a_node_that_no_run_uses_is_free_at_once(fleet: FakeFleet, paths: RunPat
     store.set_state(paths, "done", 1)
     left = ask_leave.give_back(fleet, paths.root.parent, ask_leave.wish("tower", "", "", time.time()), say)
     assert ask_leave.lines(left, time.time()) == ["tower is free; no run uses it"]
-    assert fleet.asked == [], "nobody asks a node that no run uses"
+    assert fleet.asked == [("tower", "runs")], "a run of another folder may be on it"
     back = ask_leave.take_back(fleet, paths.root.parent, "tower")
     assert ask_leave.lines(back, time.time()) == ["tower was taken back; no run waits for it"]
     assert leave_folder.lasting(paths.root.parent) == {}
+
+
+def test_a_run_of_another_folder_is_named_with_the_way_out(fleet: FakeFleet, paths: RunPaths) -> None:
+    store.set_state(paths, "done", 1)
+    runs_dir, one = paths.root.parent, ask_leave.wish("tower", "", "", time.time())
+    fleet.answer("runs", {"runs": [on_node("2026-01-01-0000-of-another-folder")]})
+    with pytest.raises(HomelabError, match="2026-01-01-0000-of-another-folder is at work on tower") as refused:
+        ask_leave.give_back(fleet, runs_dir, one, say)
+    assert "homelab yield tower --runs-dir DIR" in refused.value.hint and "/tower/yield" in refused.value.hint
+    assert leave_folder.lasting(runs_dir) == {}, "nobody would read it"
+    fleet.answer("runs", {"runs": [on_node(paths.name), {**on_node("old"), "alive": False}]})
+    assert ask_leave.lines(ask_leave.give_back(fleet, runs_dir, one, say), time.time()) == ["tower is free; no run uses it"]
 
 
 def test_back_against_what_the_node_says_by_itself(fleet: FakeFleet, paths: RunPaths) -> None:
