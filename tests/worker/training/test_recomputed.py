@@ -75,7 +75,7 @@ def test_a_node_that_has_another_checkpoint_than_the_record_names_has_none(tmp_p
         )
         kept[str(step)] = checkpoint_copies.state_digest(manifest.digests(folder))
     for right, wrong in ((2, 4), (4, 2)):
-        asked = {"run": "run", "begin": 2, "end": 4, "kept": {**kept, str(wrong): "0" * 64}}
+        asked: dict[str, Any] = {"run": "run", "begin": 2, "end": 4, "kept": {**kept, str(wrong): "0" * 64}}
         task = SimpleNamespace(
             run={window.REQUEST: asked}, run_dir=tmp_path / "window", checkpoints_dir=tmp_path / "window/checkpoints", is_keeper=True
         )
