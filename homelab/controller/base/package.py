@@ -12,7 +12,10 @@ from homelab.controller.base.hint import Command
 
 def install(*requirements: str) -> Command:
     """The command that installs them for the Python of this process. It names no extra of ours: on PyPI our command's name is a stranger's program."""
-    return Command(" ".join(shlex.quote(word) for word in (sys.executable, "-m", "pip", "install", *requirements)))
+    # An environment of uv, also that of `uv tool install` and `uvx`, holds no pip.
+    has_pip = importlib.util.find_spec("pip") is not None
+    words = (sys.executable, "-m", "pip", "install") if has_pip else ("uv", "pip", "install", "--python", sys.executable)
+    return Command(" ".join(shlex.quote(word) for word in (*words, *requirements)))
 
 
 def require(module: str, *requirements: str) -> None:
