@@ -50,6 +50,12 @@ def frozen(model: Any) -> dict[str, torch.Tensor]:
     return {name: weight.detach() for name, weight in model.named_parameters() if not weight.requires_grad}
 
 
+def buffers(model: Any) -> dict[str, torch.Tensor]:
+    """What the files of a model have beside its weights, by name, in the types in which the model holds them: the scale of a layer, the biases of a router."""
+    saved = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
+
+
 def load_weights(model: Any, folder: Path) -> None:
     """Put a checkpoint's weights into a model of the same recipe. Raises WorkerError when names or shapes differ."""
     fill(trained(model), folder / WEIGHTS)
@@ -122,12 +128,12 @@ def begin_with(model: Any, task: Task, note: Callable[[str], None], *, is_stage:
 
 
 def write_final(
-    model: Any, tensors: dict[str, torch.Tensor], tokenizer: Any, task: Task, curves: Curves, step: int, *, is_stage: bool
+    model: Any, tensors: dict[str, torch.Tensor], beside: dict[str, torch.Tensor], tokenizer: Any, task: Task, curves: Curves, step: int
 ) -> None:
     """final/ in one piece: adapter in PEFT's format, or the whole model in the plan's precision; tokenizer; model card.
 
-    `tensors` are the whole weights that were trained, after `step`, and beside them all others of a whole model; the model itself may hold only
-    shards of them, or some of the layers (`is_stage`).
+    `tensors` are the whole weights that were trained, after `step`, and with them all others of a whole model; the model itself may hold only
+    shards of them, or the layers of a stage. `beside`: the `buffers` of a whole model, which keep their types: a router's biases need all of their digits.
 
     Raises WorkerError when the disk does not take it.
     """
@@ -140,13 +146,13 @@ def write_final(
         if task.method.kind == "full":
             dtype = DTYPES[task.precision]
             model.config.dtype = dtype
-            saving.save_whole(model, partial, state_dict={name: tensor.to(dtype) for name, tensor in tensors.items()})
+            saving.save_whole(model, partial, state_dict={name: tensor.to(dtype) for name, tensor in tensors.items()} | beside)
         else:
-            if is_stage or host_layers.of(model) is not None:
+            if task.stage is not None or host_layers.of(model) is not None:
                 _name_all_layers(model, task)
             model.save_pretrained(partial, state_dict=tensors, save_embedding_layers=False)
             if (
-                is_stage or scores
+                task.stage is not None or scores
             ):  # PEFT leaves out what its own model does not have: the layers of all other stages, a head of another name
                 save({adapter_name(name): tensor for name, tensor in tensors.items()}, partial / "adapter_model.safetensors")
         if scores:

@@ -1,8 +1,8 @@
 """python -m homelab.worker.tools.model_export: a checkpoint in the format of final/, so that it can be fetched, merged and served.
 
 Reads one JSON object from standard input, {"run_dir", "step"}, and prints {"made": {"folder"}} as its last line. The weights are those of
-the checkpoint, bit for bit. The base model's own weights are not read (it is built without any), so this takes seconds; only what a training of all
-weights has left frozen, the tower for images, is taken from them.
+the checkpoint, bit for bit. The base model's own weights are not read (it is built without any), so this takes seconds. Only what a training of all
+weights has left as it is comes from them: the tower for images, the scales of layers, the biases of routers.
 """
 
 from __future__ import annotations
@@ -92,20 +92,26 @@ def _write(run: dict[str, Any], task: Task, checkpoint: Path, partial: Path) -> 
 
 
 def _take_frozen(model: Any, path: str, revision: str | None, dtype: Any, checkpoint: Path) -> None:
-    """Give the model the weights that its training has left as they are in the base. Raises WorkerError where the checkpoint lacks another one."""
+    """Give the model what its training has left as it is in the base: weights in `dtype`, buffers as the training held them. Raises WorkerError where the
+    checkpoint lacks another weight."""
+    import torch
+
+    from homelab.worker.checkpoints.weights import buffers
     from homelab.worker.model import inspection
     from homelab.worker.model.build import load_base
 
     left = [name for name, weight in model.named_parameters() if weight.is_meta]
-    if not left:
+    has_buffers = bool(buffers(model))
+    if not left and not has_buffers:
         return
-    base = load_base(path, revision, None, dtype, None, "this node")
-    if lost := sorted({*left} - {*inspection.without_gradient(base)}):
+    # A training of all weights holds them in fp32, and final/ has its buffers as they are held.
+    base = load_base(path, revision, None, torch.float32 if has_buffers else dtype, None, "this node")
+    if left and (lost := sorted({*left} - {*inspection.without_gradient(base)})):
         raise WorkerError(
             f"the checkpoint does not fit this model: {lost[0]} is missing", where=str(checkpoint), hint="copy the model's folder to this node again"
         )  # fmt: skip
     weights = dict(base.named_parameters())
-    model.load_state_dict({name: weights[name].detach() for name in left}, strict=False, assign=True)
+    model.load_state_dict({name: weights[name].detach().to(dtype) for name in left} | buffers(base), strict=False, assign=True)
 
 
 def main() -> int:

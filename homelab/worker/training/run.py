@@ -281,14 +281,14 @@ class Run:
         self.recorder.heartbeat(phases.DONE)  # everything is written; leaving the group comes after it, because that may stall
 
     def _write_final(self, trainer: ShareTrainer) -> None:
-        from homelab.worker.checkpoints.weights import frozen, write_final
+        from homelab.worker.checkpoints.weights import buffers, frozen, write_final
 
-        tensors = trainer.strategy.whole_weights(trainer.model)
-        rest = trainer.strategy.whole_weights(trainer.model, frozen) if self.task.method.kind == "full" else {}
+        tensors, is_whole = trainer.strategy.whole_weights(trainer.model), self.task.method.kind == "full"
+        rest, beside = (trainer.strategy.whole_weights(trainer.model, part) if is_whole else {} for part in (frozen, buffers))
         if self.task.rank == 0:
             fencing.check(self.task.run_dir, self.task.attempt)
             if self.best.step is not None:
                 self.checkpointing.parting.disarm()  # where the whole weights are the model's own
             self.best.load(tensors)
-            step, is_stage = self.best.step or self.recorder.step, self.strategy.part.is_stage
-            write_final(trainer.model, tensors | rest, self.tokenizer, self.task, self.curves, step, is_stage=is_stage)
+            step = self.best.step or self.recorder.step
+            write_final(trainer.model, tensors | rest, beside, self.tokenizer, self.task, self.curves, step)

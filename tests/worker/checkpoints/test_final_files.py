@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.worker import harness
+from tests.worker.model import tiny_models
 from tests.worker.strategies.test_streamed import of
 from tests.worker.training.test_exactness import COMMON
 from tests.worker.training.test_preferences import pairs
@@ -42,14 +43,17 @@ TRAINED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "lora on experts": ("mixtral", "fp32", LORA | EXPERTS),
     "qlora on experts": ("mixtral", "fp32", QLORA | EXPERTS),
     "all weights of a mixture": ("mixtral", "fp32", FULL),
+    "all weights and the biases of routers": ("deepseek_v3", "bf16", {**FULL, "train__precision": "bf16"}),
 }
 
 
 def saved(kind: str, folder: Path) -> Path:
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     harness.tiny_llama(folder, hidden=32, intermediate=64, layers=LAYERS)
+    if kind in tiny_models.WITH_BUFFERS:
+        return tiny_models.folder_with_buffers(kind, folder, AutoTokenizer.from_pretrained(folder), num_hidden_layers=LAYERS)
     sizes = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": kind == "tied", "num_local_experts": 4}
     config = AutoConfig.for_model(
         "mixtral" if kind == "mixtral" else "llama", **{name: size for name, size in sizes.items() if name != "model_type"}

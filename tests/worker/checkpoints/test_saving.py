@@ -122,9 +122,9 @@ def no_room_for_the_model() -> int:
 
     real = weights.write_final
 
-    def write(*args: Any, is_stage: bool) -> None:
+    def write(*args: Any) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
-        real(*args, is_stage=is_stage)
+        real(*args)
 
     weights.write_final = write
     return main()

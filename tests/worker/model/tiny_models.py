@@ -31,6 +31,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "phimoe": {**_PLAIN, "num_local_experts": 4, "router_jitter_noise": 0.01},
     "gemma3": {"text_config": {**_PLAIN, "head_dim": 16}, "vision_config": {**SIGHT, "attention_dropout": 0.1}},
 }  # fmt: skip
+# What is no weight decides here, too: the scale of a layer, the biases of a router.
+WITH_BUFFERS: dict[str, dict[str, Any]] = {
+    "deepseek_v3": {
+        **_PLAIN, "n_routed_experts": 6, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "kv_lora_rank": 16, "q_lora_rank": 24,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    },
+    "gemma4_text": {
+        **_PLAIN, "hidden_size_per_layer_input": 0, "head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+        "sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "lfm2_moe": {
+        **_PLAIN, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_dense_layers": 1, "use_expert_bias": True,
+        "layer_types": ["conv", "full_attention"],
+    },
+}  # fmt: skip
 DRAWING = tuple(kind for kind, config in CONFIGS.items() if any(word in key for key in config for word in ("drop", "jitter")))
 
 
@@ -58,5 +73,22 @@ def folder(kind: str, place: Path, tokenizer: Any, **changes: Any) -> Path:
     else:
         changes |= {**size, "n_positions" if kind == "gpt2" else "max_position_embeddings": 512}
     build(kind, **changes).save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return place
+
+
+def folder_with_buffers(kind: str, place: Path, tokenizer: Any, **changes: Any) -> Path:
+    """A model of `WITH_BUFFERS` as files, with this tokenizer; none of its buffers has the number with which the class begins."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 512, "initializer_range": 0.2}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**WITH_BUFFERS[kind], **sizes, **changes}))
+    saved = model.state_dict().keys()
+    for name, buffer in model.named_buffers():
+        if name in saved:
+            buffer.copy_(0.3 + torch.rand(buffer.shape))
+    model.save_pretrained(place)
     tokenizer.save_pretrained(place)
     return place

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from homelab.worker.checkpoints import checkpoint_folder
 from homelab.worker.checkpoints.tensor_files import writers_of
-from homelab.worker.checkpoints.weights import WEIGHTS, trained
+from homelab.worker.checkpoints.weights import WEIGHTS, buffers, trained
 from homelab.worker.errors import WorkerError
 from homelab.worker.model.build import load_base, load_model
 from homelab.worker.tools import chat, model_export, run_model
@@ -74,6 +74,25 @@ def test_a_checkpoint_of_a_model_that_sees_is_fetched_and_asked_with_the_tower_o
     )
     with pytest.raises(WorkerError, match=f"{lost} is missing"):
         model_export.export(run_dir, 4)
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "gemma4_text", "lfm2_moe"])
+def test_a_checkpoint_is_fetched_with_what_is_no_weight_of_its_base(kind: str, tmp_path: Path, tokenizer: Any, data: Path) -> None:
+    model = tiny_models.folder_with_buffers(kind, tmp_path / kind, tokenizer)
+    run_dir = harness.make_run(tmp_path / "run", model, data, method__kind="full")
+    harness.make_plan(run_dir, 1, [12], precision="bf16")
+    run = run_model.read_run(run_dir)
+    built = load_model(run_model.task_of(run, run_dir), str(model), lambda note: None)
+    with torch.no_grad():
+        for weight in trained(built).values():
+            weight.add_(0.01)
+            weight.copy_(weight.bfloat16())  # as its file will have it
+    checkpoint_folder.write(run_dir / "checkpoints", 3, run["recipe_hash"], writers_of({WEIGHTS: trained(built)}))
+    exported = load_base(str(run_dir / model_export.export(run_dir, 3)), None, None, torch.float32, None, "")
+    assert buffers(built) and all(buffers(exported)[name].equal(buffer) for name, buffer in buffers(built).items())
+    tokens = torch.arange(3, 20).view(1, -1)
+    with torch.no_grad():
+        assert torch.equal(exported.eval()(input_ids=tokens).logits, built.eval()(input_ids=tokens).logits)
 
 
 def test_adapters_that_score_are_what_final_would_be(tmp_path: Path, model: Path, data: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +79,44 @@ def test_a_model_that_also_sees_trains_its_language_alone(
             )
             assert before.keys() == after.keys()
             assert all(after[name].equal(before[name]) for name in before if "vision" in name), "the tower is in the result as it was"
+
+
+@pytest.mark.parametrize(
+    ("kind", "plan"),
+    [
+        ("deepseek_v3", {"shares": [12, 0], "stages": [1, 1]}),
+        *(
+            pytest.param(kind, plan, marks=pytest.mark.thorough)
+            for kind, plan in (
+                ("deepseek_v3", {"shares": [7, 5], "strategy": "zero2"}),
+                ("gemma4_text", {"shares": [12]}),
+                ("gemma4_text", {"shares": [0, 12], "stages": [1, 1], "stage_order": [1, 0]}),
+                ("gemma4_text", {"shares": [7, 5], "strategy": "zero3"}),
+                ("lfm2_moe", {"shares": [7, 5]}),
+            )
+        ),
+    ],
+)
+def test_the_result_has_what_is_no_weight_of_its_base(
+    kind: str, plan: dict[str, Any], forks: harness.Forks, tmp_path: Path, data: Path, tokenizer: Any
+) -> None:
+    """The scale of a layer and the biases of a router stand in no optimizer and no gradient, and the model is another one without them."""
+    import torch
+    from safetensors.torch import load_file
+
+    from homelab.worker.checkpoints.weights import buffers
+    from homelab.worker.model.build import load_base
+    from homelab.worker.tools import chat
+
+    model = tiny_models.folder_with_buffers(kind, tmp_path / "model", tokenizer)
+    recipe: dict[str, Any] = {**SHORT, "method__kind": "full"}
+    run = harness.make_run(tmp_path / "run", model, data, **recipe)
+    forks.train(run, 1, plan.pop("shares"), **plan)
+
+    base, final = (load_base(str(place), None, None, torch.float32, None, "") for place in (model, run / "final"))
+    assert buffers(base) and all(buffers(final)[name].equal(buffer) for name, buffer in buffers(base).items())
+    trained = chat.load(json.loads((run / "run.json").read_text()), run, str(model), run / "checkpoints" / "step-00000003", None)
+    tokens = torch.arange(3, 20).view(1, -1)
+    with torch.no_grad():
+        assert final.eval()(input_ids=tokens).logits.equal(trained.eval()(input_ids=tokens).logits)
+    assert load_file(model / "model.safetensors").keys() == load_file(run / "final" / "model.safetensors").keys()
