@@ -158,7 +158,7 @@ def _replace(patch: pytest.MonkeyPatch, ranks: Ranks) -> None:
     for name in ("Event", "current_stream", "default_stream"):
         patch.setattr(torch.cuda, name, getattr(card, name))
     patch.setattr(torch.cuda, "synchronize", lambda *_: card.until_idle("torch.cuda.synchronize"))
-    for module in (base, pipeline, trainer):
+    for module in (base, passes, pipeline, trainer):
         patch.setattr(module, "copied", _copied)
     patch.setattr(torch.distributed.device_mesh, "new_group", _mesh_groups(ranks))
     patch.setattr(torch.distributed._functional_collectives, "all_gather_single", _whole(ranks))

@@ -97,8 +97,9 @@ def step(pipeline: passes.PipelinePasses, batches: list[dict[str, Any]]) -> pass
 
 def evaluation_and_step(pipeline: passes.PipelinePasses, batches: list[dict[str, Any]]) -> passes.StageWork:
     """Held-out rows before the first step, as the worker does."""
+    held_out = [{name: tensor.as_subclass(torch.Tensor) for name, tensor in batch.items()} for batch in batches]
     with torch.no_grad():
-        pipeline.summed_losses(batches, torch.tensor(1))
+        pipeline.summed_losses(held_out, torch.tensor(1))
     return step(pipeline, batches)
 
 

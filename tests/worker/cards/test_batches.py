@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from homelab.shared.law.stage import Stage
 from homelab.worker.data import batches
 from homelab.worker.runtime.switches import Switches
+from homelab.worker.strategies.pipeline import passes
 from homelab.worker.strategies.pipeline import stages as pipeline
+from homelab.worker.strategies.pipeline.neighbours import Neighbours
 from homelab.worker.training import trainer
 from tests.worker.cards.card import OnCard
 
@@ -58,6 +62,32 @@ def test_a_stage_takes_the_batches_that_are_on_its_card(monkeypatch: pytest.Monk
     stages._pipeline = lambda *_: SimpleNamespace(step=step)
     stages.run_passes(mine, SimpleNamespace(train=lambda: None), ready, count)
     assert len(seen) == 1 and isinstance(seen[0]["input_ids"], OnCard)
+
+
+def test_an_evaluation_has_one_batch_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be that of all rows of a run: what the base model gives to the answers of pairs."""
+    copies: list[weakref.ref[torch.Tensor]] = []
+    there: list[int] = []
+
+    def noted(*what: Any, **options: Any) -> list[dict[str, Any]]:
+        made = batches.copied(*what, **options)
+        copies.extend(weakref.ref(batch["input_ids"]) for batch in made)
+        return made
+
+    class Model:
+        config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(hidden_size=8))
+
+        def __call__(self, *, input_ids: torch.Tensor, **_other: Any) -> SimpleNamespace:
+            there.append(sum(copy() is not None for copy in copies))
+            return SimpleNamespace(loss=input_ids.sum())
+
+    for module in (passes, pipeline):
+        monkeypatch.setattr(module, "copied", noted, raising=False)
+    stages: Any = object.__new__(pipeline.Stages)
+    stages.stage, stages._device, stages._dtype, stages._neighbours = Stage(0, 1, 0, 1, 1), torch.device("cpu"), torch.float32, Neighbours()
+    rows = [{"input_ids": torch.full((1, 4), number)} for number in range(5)]
+    assert stages.evaluate(Model(), rows, None, lambda: None) == 4 * sum(range(5))
+    assert there == [1] * 5
 
 
 def test_a_system_that_pins_nothing_copies_all_the_same() -> None:

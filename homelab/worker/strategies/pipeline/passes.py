@@ -15,11 +15,10 @@ import torch
 
 from homelab.shared.law import pipeline_schedule
 from homelab.shared.law.stage import Stage
+from homelab.worker.data.batches import Batch, copied
 from homelab.worker.model import layer_seeds
 from homelab.worker.model.layer_major import OF_THE_LOSS, Group, LayerMajor
 from homelab.worker.strategies.pipeline.neighbours import Channel, Inbox, Neighbours
-
-Batch = dict[str, Any]
 
 
 @dataclass
@@ -113,11 +112,12 @@ class PipelinePasses:
 
     @torch.no_grad()
     def summed_losses(self, batches: Sequence[Batch], count: torch.Tensor) -> float:
-        """The losses of these batches, summed; 0 but on the last stage. Forward passes alone."""
+        """The losses of these batches of the host, summed; 0 but on the last stage. Forward passes alone."""
         summed = 0.0
         coming = self._inbox(self.neighbours.before_in, batches)
-        for batch in batches:
-            left = self._forward(batch, coming.take() if coming is not None else None, count)
+        for batch in batches:  # all held-out rows, or all rows of a run: a card may not have room for them together
+            (on_device,) = copied([batch], self.device, pin=self.device.type == "cuda")
+            left = self._forward(on_device, coming.take() if coming is not None else None, count)
             if self.stage.is_last:
                 summed += float(left)
             elif self.neighbours.behind_out is not None:

@@ -132,8 +132,7 @@ class Stages(Strategy):
     def evaluate(self, model: Any, batches: Sequence[Batch], form: Form, after_pass: Callable[[], None]) -> float:
         """On the last rank; 0 on the others."""
         pipeline = self._pipeline(model, contextlib.nullcontext, after_pass)
-        on_device = copied(batches, self._device, pin=self._device.type == "cuda")
-        loss: float = pipeline.summed_losses(on_device, torch.tensor(1, device=self._device))
+        loss: float = pipeline.summed_losses(batches, torch.tensor(1, device=self._device))
         return loss
 
     def _pipeline(self, model: Any, context: Callable[[], AbstractContextManager[Any]], after_pass: Callable[[], None]) -> PipelinePasses:
