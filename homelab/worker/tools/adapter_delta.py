@@ -154,8 +154,11 @@ def put_into(model: Any, trained: tuple[WeightChange, ...], *, dequantised: bool
 
 @torch.no_grad()
 def rounded(model: Any, stored: torch.dtype) -> None:
-    """Let every weight have a value that its file will hold; the dtype in memory stays. Weight by weight, so that it takes no second model."""
-    for name, tensor in model.state_dict().items():
+    """Let every weight have a value that its file will hold; the dtype in memory stays. Weight by weight, so that it takes no second model.
+
+    No adapter changes a buffer, and transformers reads some of them in fp32 whatever the weights have: they stay whole in the files, too.
+    """
+    for name, tensor in model.named_parameters():
         if tensor.is_floating_point():
             tensor.copy_(tensor.to(_file_dtype(model, name, stored)))
 
@@ -164,9 +167,6 @@ def rounded(model: Any, stored: torch.dtype) -> None:
 def narrowed(model: Any, stored: torch.dtype) -> Any:
     """The same model, its weights in the dtype that its files will have."""
     for name, tensor in model.named_parameters():
-        if tensor.is_floating_point():
-            tensor.data = tensor.data.to(_file_dtype(model, name, stored))
-    for name, tensor in model.named_buffers():
         if tensor.is_floating_point():
             tensor.data = tensor.data.to(_file_dtype(model, name, stored))
     return model

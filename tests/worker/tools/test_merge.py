@@ -17,14 +17,15 @@ pytest.importorskip("bitsandbytes")
 
 from homelab.shared.recipe import Method
 from homelab.worker.checkpoints import saving
+from homelab.worker.checkpoints.weights import buffers
 from homelab.worker.errors import WorkerError
 from homelab.worker.model import adapted
 from homelab.worker.model.build import load_base, load_model
 from homelab.worker.runtime.recipe import section
-from homelab.worker.tools import chat, merge, merge_card, merge_proof, merge_room, run_model
+from homelab.worker.tools import adapter_delta, chat, merge, merge_card, merge_proof, merge_room, run_model
 from homelab.worker.tools.merge_room import Sizes
 from tests.worker import harness
-from tests.worker.model import odd_models
+from tests.worker.model import odd_models, tiny_models
 
 GB = 10**9
 
@@ -171,6 +172,18 @@ def test_a_loss_that_moved_is_another_model() -> None:
     for loss in (2.2, 1.8, float("nan")):
         with pytest.raises(WorkerError, match="its loss is"):
             merge_proof.refuse_other_loss(loss, 2.0, where="/x")
+
+
+@pytest.mark.parametrize("kind", ["lfm2_moe", "deepseek_v3"])
+def test_the_biases_of_a_router_keep_all_of_their_digits(kind: str, tmp_path: Path, tokenizer: Any) -> None:
+    """Which experts a token takes depends on them, and the base has them in fp32 beside weights in 16 bits."""
+    model = load_base(str(tiny_models.folder_with_buffers(kind, tmp_path / kind, tokenizer)), None, None, torch.float32, None, "")
+    held = {name: buffer.clone() for name, buffer in buffers(model).items()}
+    adapter_delta.rounded(model, torch.bfloat16)
+    saving.save_whole(adapter_delta.narrowed(model, torch.bfloat16), tmp_path / "merged")
+    again = load_base(str(tmp_path / "merged"), None, None, "auto", None, "")
+    assert {weight.dtype for weight in again.parameters()} == {torch.bfloat16}
+    assert held and all(buffers(again)[name].equal(buffer) for name, buffer in held.items())
 
 
 def test_an_error_of_a_library_has_three_parts_too(capsys: pytest.CaptureFixture[str]) -> None:
