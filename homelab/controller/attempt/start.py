@@ -22,7 +22,7 @@ from homelab.controller.run import hub_token, signals, store
 from homelab.controller.run.claims import Claim
 from homelab.controller.run.paths import RunPaths
 from homelab.shared.protocol import layout
-from homelab.shared.protocol.checkpoint_messages import FileRequest
+from homelab.shared.protocol.checkpoint_messages import CheckpointRequest, FileRequest
 from homelab.shared.protocol.digest import file_sha256
 from homelab.shared.protocol.message import fields
 from homelab.shared.protocol.run_requests import StartRequest, StopRequest, UndoRequest
@@ -30,7 +30,7 @@ from homelab.shared.protocol.run_requests import StartRequest, StopRequest, Undo
 _UNDO_S = 8.0
 # The imports take some seconds of two cores, which a short run and the first steps of a long one do not have to spare.
 _STANDBY_AFTER_S = 20.0
-_READ_S = 1800.0  # a node reads a large file to its end before it says that it has it
+_READ_S = 1800.0  # a node reads a large file to its end before it says that it has it, and unpacks a checkpoint as large
 # A node that falls silent is noticed by itself; several share one Wi-Fi.
 _SEND_S, _SLOWEST_BYTES_PER_S = 600.0, 100_000
 BY_HAND = {"by_hand": True}  # an earlier claim of the run may not start it any more
@@ -127,6 +127,9 @@ def start(
         )
         return fleet.agent(name).ask("start", request, timeout_s=30.0)
 
+    if not is_own_worker and plan.resume_step:  # a start has seconds, and keeps everybody else from the run meanwhile
+        _, errors = fleet.ask("unpack-checkpoint", CheckpointRequest(run=plan.run, step=plan.resume_step), names=names, timeout_s=_READ_S)
+        _raise_first(errors)
     claim.take(names, strictly=True)  # a node may have been silent before
     say(f"starting torchrun on {', '.join(names)}")
     try:

@@ -64,9 +64,13 @@ def claim(request: ClaimRequest) -> Claimed:
 def release(request: ReleaseRequest | UndoRequest) -> Done:
     """Give up the claim of `token`; every other claim stays."""
     with locked(request.workdir) as folder:
-        if (files.read_object(_file(folder, request.run)) or {}).get("token") == request.token:
-            _remove(_file(folder, request.run))
+        _give_up(folder, request)
     return Done()
+
+
+def _give_up(folder: str, request: ReleaseRequest | UndoRequest) -> None:
+    if (files.read_object(_file(folder, request.run)) or {}).get("token") == request.token:
+        _remove(_file(folder, request.run))
 
 
 @contextlib.contextmanager
@@ -94,6 +98,12 @@ def starting(request: StartRequest) -> Iterator[None]:
         _remove(_file(folder, run))
 
 
+def refuse_undone(request: StartRequest) -> None:
+    """At the end of `starting`. Raises RefusedError where the claim was taken away by an undo or a stop that did not get the lock."""
+    if request.token is not None and (files.read_object(_file(_folder(request.workdir), request.run)) or {}).get("token") != request.token:
+        raise RefusedError("stopped", f"the start of {request.run} was undone or stopped meanwhile", goes_on(request.run))
+
+
 @contextlib.contextmanager
 def stopping(request: StopRequest) -> Iterator[None]:
     """The context of a stop. `by_hand`: the holder of the run's claim may not start it any more. With a token it is a recovery's own stop.
@@ -108,6 +118,11 @@ def stopping(request: StopRequest) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             folder = stack.enter_context(locked(request.workdir))
+        except RefusedError:  # a start that has the lock, and is frozen, looks for its claim once more
+            with contextlib.suppress(OSError):
+                if request.by_hand:
+                    _remove(_file(_folder(request.workdir), run))
+            raise
         except OSError:  # a disk that is full, or cannot be written: nothing can be claimed or started there either
             folder = None
         if folder and request.by_hand:
@@ -125,8 +140,11 @@ def stopping(request: StopRequest) -> Iterator[None]:
 
 def undo(request: UndoRequest) -> bool:
     """What the claim of `token` has begun: True where it has started the newest attempt (that is to be stopped then). The claim is gone after it."""
-    with contextlib.suppress(OSError, RefusedError):
-        release(request)
+    with contextlib.suppress(OSError):
+        try:
+            release(request)
+        except RefusedError:  # nobody else can claim the run meanwhile, and a start that keeps the lock looks for its claim once more
+            _give_up(_folder(request.workdir), request)
     folder = paths.run_dir(request.workdir, request.run)
     newest = paths.newest_attempt(folder)
     nodes = os.path.join(paths.attempt_dir(folder, newest), "nodes")

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
     from homelab.shared.protocol.run_requests import StartRequest, UndoRequest
 
-
 _LOOK_S = 0.1
 _MOST_NAMED = 100  # attempts whose names of this machine are told
 # The end of ChildFailedError's text, whole (torch/distributed/elastic/multiprocessing/errors/__init__.py of 2.13).
@@ -49,7 +48,7 @@ def start(request: StartRequest) -> Done:
     with claims.starting(request):
         if lock.is_held(paths.setup_lock()):  # half of its packages may be there
             raise claims.RefusedError("busy", "setup or teardown works on this node", "wait until it has ended, then run the command again")
-        watcher = _start_watcher(request, run, attempt, folder, node_dir)
+        watcher = _start_watcher(request, folder, node_dir)
     try:
         _wait_for_torchrun(watcher, node_dir)
     except OSError:
@@ -59,19 +58,20 @@ def start(request: StartRequest) -> Done:
     return Done()
 
 
-def _start_watcher(
-    request: StartRequest, run: str, attempt: int, folder: str, node_dir: str
-) -> subprocess.Popen[bytes] | standby.ToldHolder:
+def _start_watcher(request: StartRequest, folder: str, node_dir: str) -> subprocess.Popen[bytes] | standby.ToldHolder:
+    run, attempt = request.run, request.attempt
     if os.path.exists(os.path.join(node_dir, "agent.json")):
         raise claims.RefusedError("taken", f"attempt {attempt} of {run} was started on this node already", claims.see(run))
     newest = paths.newest_attempt(folder)
     if newest > attempt:  # a controller that was cut off does not know that the run has continued
-        reason = f"attempt {attempt} of {run} is outdated: this node knows attempt {newest}"
-        raise claims.RefusedError("superseded", reason, claims.see(run))
+        raise claims.RefusedError("superseded", f"attempt {attempt} of {run} is outdated: this node knows {newest}", claims.see(run))
     try:
         start = _write_down(request, folder, node_dir)
+        claims.refuse_undone(request)  # behind start.json: who undoes or stops it now finds that
     except BaseException:  # a full disk: it has not begun, and must not look as if it were about to
         secret_files.remove(folder)
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(node_dir, layout.START_JSON))
         if not paths.names_here(folder, attempt):
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(paths.attempt_dir(folder, attempt), layout.PLAN_JSON))
@@ -127,8 +127,7 @@ def watch(node_dir: str, waiting: subprocess.Popen[bytes] | None = None) -> None
 
     Exits with the number of the error where the disk refuses: what cannot be written down must not run on unseen.
     """
-    # `stop` signals every process of the run, this one too; the end must be written down all the same. (Handlers, not
-    # SIG_IGN: an ignored signal would be inherited by torchrun.)
+    # `stop` signals this process, too; the end must be written down all the same. (An ignored signal, SIG_IGN, would be inherited by torchrun.)
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     signal.signal(signal.SIGHUP, lambda number, frame: None)
     plan = files.read_json(os.path.join(node_dir, layout.START_JSON))
@@ -239,7 +238,7 @@ def stop(request: StopRequest) -> Stopped:
             raise
         frozen = error
     outcome = _stop_everywhere(request)
-    if frozen is not None:  # running processes are ended all the same; a start by the frozen process is not prevented
+    if frozen is not None:  # running processes are ended all the same, and the frozen process starts none without its claim
         raise frozen
     return outcome
 

@@ -18,6 +18,7 @@ from homelab.shared.protocol.digest import file_sha256
 ARCHIVE = "saved.tar"
 LAST = "HOMELAB_LAST_CHECKPOINT"
 _KEPT = 2
+_UNPACKED = ".unpacked-"  # in the folder of the program's checkpoints; then the step
 # The last number of a name is the step: checkpoint-120, epoch_3, step-40.pt. Hidden ones, and those that are being written, do not count.
 _NAME = re.compile(r"[A-Za-z][\w.-]*?(\d+)(\.[A-Za-z]\w*)?")
 _UNFINISHED = (".tmp", ".part", ".partial", ".incomplete")
@@ -87,18 +88,45 @@ def restore(folder: str, step: int) -> None:
         its_step = step_of(name)
         if its_step is not None and its_step > step:
             os.replace(os.path.join(saved, name), os.path.join(saved, f".unused-{name}"))
-    path = os.path.join(manifest.folder_of(folder, step), ARCHIVE)
-    if not step or not os.path.isfile(path) or any(step_of(name) == step and _is_complete(saved, name) for name in os.listdir(saved)):
+    if not _is_wanted(folder, step):
         return
-    partial = os.path.join(saved, f".unpacked-{os.getpid()}")
+    ready = os.path.join(saved, f"{_UNPACKED}{step}")
+    if not os.path.isdir(ready):
+        unpack(folder, step)
     try:
-        name = _unpacked(path, partial)
-        new, place = os.path.join(partial, name), os.path.join(saved, name)
-        _keep_own_files(place, new)
-        _remove(place)
-        os.replace(new, place)
+        for name in os.listdir(ready):
+            new, place = os.path.join(ready, name), os.path.join(saved, name)
+            _keep_own_files(place, new)
+            _remove(place)
+            os.replace(new, place)
+    finally:
+        shutil.rmtree(ready, ignore_errors=True)
+
+
+def unpack(folder: str, step: int) -> None:
+    """Unpack the checkpoint of `step` where the program of the run in `folder` does not have it: `restore` gives it its name then.
+
+    That takes minutes for many gigabytes, and needs no lock: no program looks at it before. Raises OSError, ValueError for a damaged archive.
+    """
+    if not _is_wanted(folder, step):
+        return
+    ready = os.path.join(saved_folder(folder), f"{_UNPACKED}{step}")
+    partial = f"{ready}.{os.getpid()}"
+    try:
+        _unpacked(os.path.join(manifest.folder_of(folder, step), ARCHIVE), partial)
+        _remove(ready)
+        os.replace(partial, ready)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _is_wanted(folder: str, step: int) -> bool:
+    """Whether the run has a checkpoint of `step` that its program lacks."""
+    if not step or not os.path.isfile(os.path.join(manifest.folder_of(folder, step), ARCHIVE)):
+        return False
+    saved = saved_folder(folder)
+    names = os.listdir(saved) if os.path.isdir(saved) else []
+    return not any(step_of(name) == step and _is_complete(saved, name) for name in names)
 
 
 def newest(folder: str) -> tuple[int, str] | None:
@@ -139,8 +167,8 @@ def _is_complete(saved: str, name: str) -> bool:
     return os.path.exists(os.path.join(path, _LAST_OF_TRAINER)) if _OF_TRAINER.fullmatch(name) else bool(os.listdir(path))
 
 
-def _unpacked(path: str, target: str) -> str:
-    """Unpack an archive of `keep` into the folder `target`, which is made. The name of its one entry. Raises ValueError for entries that climb."""
+def _unpacked(path: str, target: str) -> None:
+    """Unpack an archive of `keep`, which has one entry, into the folder `target`, which is made. Raises ValueError for another, and entries that climb."""
     names = set()
     with tarfile.open(path, "r") as archive:
         for member in archive:
@@ -161,7 +189,6 @@ def _unpacked(path: str, target: str) -> str:
                 os.fsync(out.fileno())
     if len(names) != 1:
         raise ValueError(f"{path} has {len(names)} checkpoints")
-    return names.pop()
 
 
 def _keep_own_files(old: str, new: str) -> None:

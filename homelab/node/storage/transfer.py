@@ -119,6 +119,12 @@ def checkpoint_manifest(request: CheckpointRequest) -> Manifest:
     )
 
 
+def unpack_checkpoint(request: CheckpointRequest) -> Done:
+    """Before a start: make ready what the program of the run is to go on from. Raises OSError, ValueError for a damaged one."""
+    program_checkpoints.unpack(paths.run_dir(request.workdir, request.run), request.step)
+    return Done()
+
+
 def send_checkpoint(request: CheckpointRequest, stream: BinaryIO) -> None:
     """Write one checkpoint as a tar archive to `stream`. Raises ValueError when it is not whole."""
     folder = manifest.folder_of(paths.run_dir(request.workdir, request.run), request.step)

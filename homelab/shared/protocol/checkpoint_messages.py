@@ -32,7 +32,7 @@ class CheckpointsRequest(RunRequest):
 
 
 class CheckpointRequest(RunRequest):
-    """`manifest`, `send-checkpoint`, and `receive-checkpoint`, with its archive: that has these `files` (name -> sha256) and no more `bytes`."""
+    """`manifest`, `unpack-checkpoint`, `send-checkpoint`, and `receive-checkpoint`, with its archive: that has these `files` (name -> sha256) and no more `bytes`."""
 
     step: Step
     files: Annotated[dict[FileName, str], Longest(MOST_FILES)] = {}

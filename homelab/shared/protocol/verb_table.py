@@ -100,5 +100,6 @@ VERBS = {
     "supervisor-reach": Verb("run.supervisor_host.reach", "supervisor_messages.PlaceRequest", "supervisor_messages.SupervisorReach"),
     "supervisor-start": Verb("run.supervisor_host.start", "supervisor_messages.PlaceRequest", "supervisor_messages.SupervisorStarted"),
     "undo": Verb("run.torchrun.undo", "run_requests.UndoRequest", "run_messages.Stopped"),
+    "unpack-checkpoint": Verb("storage.transfer.unpack_checkpoint", "checkpoint_messages.CheckpointRequest", "message.Done"),
     "wake": Verb("network.wake.wake", "network_messages.WakeRequest", "network_messages.PacketSent"),
 }

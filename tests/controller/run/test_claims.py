@@ -18,7 +18,7 @@ import pytest
 
 from homelab.controller.attempt import start
 from homelab.controller.base import elapsed
-from homelab.controller.base.errors import StoppedError, SupersededError, TakenError, UnreachableError
+from homelab.controller.base.errors import HomelabError, StoppedError, SupersededError, TakenError, UnreachableError
 from homelab.controller.features.launch import start_run
 from homelab.controller.run import claims, process_owner, store
 from homelab.controller.run.claims import Claim
@@ -52,15 +52,29 @@ def claimed(nodes: Nodes, run: str = RUN, doing: str = "launched", names: list[s
     return claims.claimed(nodes, run, names, doing, **more)
 
 
-def begin(nodes: Nodes, claim: Claim, attempt: int = 1, run: str = RUN) -> None:
+def begin(nodes: Nodes, claim: Claim, attempt: int = 1, run: str = RUN, **more: Any) -> None:
     """Start programs that sleep, in place of torchrun."""
     command = (sys.executable, "-c", "import time; time.sleep(60)")
     parts = [
         builders.node_plan(number, name, workdir=str(node.workdir), command=command)
         for number, (name, node) in enumerate(nodes.nodes.items())
     ]
-    plan = builders.plan([builders.rank_plan(part.node_rank, part.name) for part in parts], run=run, attempt=attempt, nodes=tuple(parts))
+    ranks = [builders.rank_plan(part.node_rank, part.name) for part in parts]
+    plan = builders.plan(ranks, run=run, attempt=attempt, nodes=tuple(parts), **more)
     start.start(nodes, claim, plan, builders.script_recipe(), {"name": run, "data": {}}, [], lambda text: None)
+
+
+def test_a_programs_checkpoint_is_unpacked_on_all_nodes_before_any_start(nodes: Nodes) -> None:
+    """Torchrun would wait on one node while another one unpacks, and a start may not take so long."""
+    with claimed(nodes) as claim:
+        begin(nodes, claim, resume_step=10)
+    verbs = [verb for _, verb in nodes.asked if verb in ("unpack-checkpoint", "start")]
+    assert verbs == ["unpack-checkpoint"] * 3 + ["start"] * 3
+    assert {request["timeout_s"] for node in nodes.nodes.values() for request in node.requests if request["verb"] == verbs[0]} == {1800.0}
+    nodes.nodes["node2"].answers["unpack-checkpoint"] = HomelabError("damaged", where="node2", hint="look")
+    with pytest.raises(HomelabError, match="damaged"), claimed(nodes, OTHER) as claim:
+        begin(nodes, claim, run=OTHER, resume_step=10)
+    assert nodes.alive(OTHER) == []
 
 
 def test_of_two_launches_at_once_one_has_all_nodes_and_the_other_stops_nothing(nodes: Nodes) -> None:

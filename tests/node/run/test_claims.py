@@ -16,7 +16,7 @@ import pytest
 from homelab.controller.remote import answers
 from homelab.controller.run import claims as controller
 from homelab.node import paths
-from homelab.node.run import claims
+from homelab.node.run import claims, secret_files
 from homelab.node.system import boot_clock, processes
 from homelab.shared.protocol import files
 from homelab.shared.protocol.message import as_json
@@ -256,6 +256,27 @@ def test_a_frozen_holder_of_the_lock_is_named_and_a_stop_by_hand_ends_what_runs(
         finally:
             holder.kill()
     assert claim(workdir, "b", instead="a") is None
+
+
+@pytest.mark.parametrize("verb", ["undo", "stop"])
+def test_a_start_that_has_the_lock_does_not_begin_behind_its_undoing(workdir: str, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    """It was frozen, or its disk is slow, and its controller has told a person that nothing was begun."""
+    claim(workdir, "a")
+    monkeypatch.setattr(claims, "LOCK_S", 0.2)
+    keep = secret_files.put
+
+    def slow(folder: str, secrets: Any) -> None:
+        keep(folder, secrets)
+        if verb == "undo":
+            assert ask_node("undo", {"node": NODE, "workdir": workdir, "run": RUN, "token": "a", "grace_s": 0.5}).asked == 0
+        else:
+            with pytest.raises(claims.RefusedError, match="the lock of the claims"):
+                stop(workdir, by_hand=True)
+
+    monkeypatch.setattr(secret_files, "put", slow)
+    with pytest.raises(claims.RefusedError, match="was undone or stopped meanwhile") as caught:
+        start(workdir, "a")
+    assert caught.value.kind == "stopped" and not alive(workdir) and paths.newest_attempt(paths.run_dir(workdir, RUN)) == 0
 
 
 def test_the_limit_is_shorter_than_the_controllers() -> None:

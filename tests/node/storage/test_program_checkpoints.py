@@ -121,6 +121,23 @@ def test_its_own_copy_is_not_replaced_and_a_lost_one_comes_back(run: Path) -> No
     assert (run / "saved" / "step-10.pt").read_text() == "ten"
 
 
+def test_a_start_gives_only_its_name_to_what_was_unpacked_before(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gigabytes are not unpacked while a start keeps everybody else from the run."""
+    (run / "saved" / "step-10.pt").write_text("ten")
+    program_checkpoints.keep(str(run))
+    (run / "saved" / "step-10.pt").unlink()
+    (run / "saved" / "step-20.pt").write_text("twenty")
+    for _ in range(2):
+        ask_node("unpack-checkpoint", request(run.parents[1], step=10))
+    assert visible(run) == ["step-20.pt"], "what a program looks at is not touched before its start"
+    monkeypatch.delattr(tarfile, "open")
+    program_checkpoints.restore(str(run), 10)
+    assert visible(run) == ["step-10.pt"] and (run / "saved" / "step-10.pt").read_text() == "ten"
+    assert sorted(os.listdir(run / "saved")) == [".unused-step-20.pt", "step-10.pt"]
+    ask_node("unpack-checkpoint", request(run.parents[1], step=10))
+    assert visible(run) == ["step-10.pt"], "nothing to do where the program has it"
+
+
 def test_a_full_disk_is_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run / "saved" / "step-10.pt").write_text("ten")
 
