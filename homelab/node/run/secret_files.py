@@ -208,17 +208,15 @@ def remove_leftovers(workdir: str, run: str | None = None) -> list[str]:
     removed = []
     for name in sorted(names & {layout.checked(run)} if run else names):
         folder = os.path.join(root, name)
-        if _is_over(folder):
+        if not processes.of_run(name, workdir, "", standbys=True) and _has_begun(folder):
             remove(folder)
             if not has(folder):
                 removed.append(name)
     return removed
 
 
-def _is_over(folder: str) -> bool:
-    """The newest attempt has begun here, or ended, and no process of this folder is left. One that is about to begin has not begun."""
-    if _has_processes(folder):
-        return False
+def _has_begun(folder: str) -> bool:
+    """The newest attempt has begun here, or ended. One that is about to begin has not begun."""
     if not os.path.isdir(folder):  # a person has deleted it
         return True
     newest = paths.newest_attempt(folder)
@@ -227,10 +225,3 @@ def _is_over(folder: str) -> bool:
     nodes = os.path.join(paths.attempt_dir(folder, newest), "nodes")  # under the name that this node had then
     names = os.listdir(nodes) if os.path.isdir(nodes) else []
     return any(os.path.exists(os.path.join(nodes, name, file)) for name in names for file in ("agent.json", "exit.json"))
-
-
-def _has_processes(folder: str) -> bool:
-    """By the folder they were started with: practice nodes share one /proc."""
-    mark = b"HOMELAB_RUN_DIR=" + os.fsencode(folder)
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-    return any(mark in processes._environment(pid) and processes.is_alive(pid) for pid in pids)

@@ -75,9 +75,21 @@ def test_a_start_that_is_under_way_keeps_them(tmp_path: Path, planned: tuple[int
 
 def test_a_run_that_lives_keeps_them(tmp_path: Path) -> None:
     secrets = left_by(tmp_path)
-    with living(HOMELAB_RUN_DIR=paths.run_dir(str(tmp_path), RUN)):
+    with living(HOMELAB_RUN=RUN, HOMELAB_RUN_DIR=paths.run_dir(str(tmp_path), RUN)):
         assert secret_files.remove_leftovers(str(tmp_path)) == [] and secrets.exists()
     assert secret_files.remove_leftovers(str(tmp_path)) == [RUN]
+
+
+@pytest.mark.parametrize("is_begun_by_link", [True, False])
+def test_a_run_that_lives_keeps_them_by_whatever_name_of_its_workdir(tmp_path: Path, is_begun_by_link: bool) -> None:
+    """~/homelab may be a link to a larger disk, and a person may have written either into cluster.toml."""
+    link = tmp_path.parent / f"{tmp_path.name}-link"
+    link.symlink_to(tmp_path)
+    secrets = left_by(tmp_path)
+    begun, asked = (link, tmp_path) if is_begun_by_link else (tmp_path, link)
+    with living(HOMELAB_RUN=RUN, HOMELAB_RUN_DIR=paths.run_dir(str(begun), RUN)):
+        assert of_runs(asked) == [] and secrets.exists()
+    assert of_runs(asked) == [RUN]
 
 
 def test_it_is_said_and_written_down(tmp_path: Path) -> None:
