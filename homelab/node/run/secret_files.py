@@ -164,14 +164,14 @@ def has(run_folder: str) -> bool:
 
 
 def remove(run_folder: str) -> None:
-    """Remove the run's secrets from this node, and cover them in what its programs have printed."""
+    """Cover the run's secrets in what its programs have printed, and remove them from this node."""
     folders = _folders(run_folder)
     if not folders:
         return
-    values = [word.encode() for word in words(run_folder)]
+    # Logs of gigabytes take seconds. Who is killed meanwhile leaves the secrets to the next one, who needs them to find them there.
+    cover(os.path.join(run_folder, layout.ATTEMPTS), [word.encode() for word in words(run_folder)])
     for folder in folders:
         _drop(folder)
-    cover(os.path.join(run_folder, layout.ATTEMPTS), values)
 
 
 def cover(root: str, values: Iterable[bytes]) -> None:
@@ -186,15 +186,13 @@ def cover(root: str, values: Iterable[bytes]) -> None:
 
 
 def _cover_in(path: str, values: list[bytes]) -> None:
-    with open(path, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        if not any(content.find(value) >= 0 for value in values):
-            return
-    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as written:
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         for value in values:
-            at = written.find(value)
+            at = content.find(value)
             while at >= 0:
-                written[at : at + len(value)] = b"*" * len(value)
-                at = written.find(value, at + len(value))
+                # Not through the memory: a full disk that copies on write (btrfs) would end this process by SIGBUS.
+                os.pwrite(file.fileno(), b"*" * len(value), at)
+                at = content.find(value, at + len(value))
 
 
 def remove_leftovers(workdir: str, run: str | None = None) -> list[str]:

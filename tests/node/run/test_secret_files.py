@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -106,3 +107,35 @@ def test_what_programs_have_printed_is_covered_and_no_byte_moves(run_folder: Pat
     secret_files.put(str(run_folder), {"HF_TOKEN": TOKEN})
     secret_files.remove(str(run_folder))
     assert log.read_text() == text.replace(TOKEN, "*" * len(TOKEN))
+
+
+def test_who_is_killed_while_it_covers_leaves_the_rest_to_the_next(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop with a short grace kills the watcher, and covers then itself."""
+    log = run_folder / "attempts" / "1" / "out.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(f"401 for {TOKEN}\n")
+    secret_files.put(str(run_folder), {"HF_TOKEN": TOKEN})
+
+    def killed(*_: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as moment:
+        moment.setattr(secret_files, "_cover_in", killed)
+        with pytest.raises(SystemExit):
+            secret_files.remove(str(run_folder))
+    secret_files.remove(str(run_folder))
+    assert TOKEN not in log.read_text() and not secret_files.has(str(run_folder))
+
+
+def test_a_disk_on_which_nothing_can_be_covered_does_not_keep_them(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = run_folder / "attempts" / "1" / "out.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(f"401 for {TOKEN}\n")
+    secret_files.put(str(run_folder), {"HF_TOKEN": TOKEN})
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    secret_files.remove(str(run_folder))
+    assert not secret_files.has(str(run_folder)) and log.read_text() == f"401 for {TOKEN}\n", "a full disk is said elsewhere"
