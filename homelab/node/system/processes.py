@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
+from homelab.node.system import boot_clock
 from homelab.shared.protocol import files, waiting_mark
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from homelab.shared.protocol.run_messages import Stopped
 
 
+HUNG_S = 30.0  # longer than a driver takes to wake its cards and answer
 SAVING_GRACE_S = 12.0  # more than a rank takes for it (`homelab.worker.training.parting_save`)
 
 
@@ -49,6 +51,13 @@ def state(pid: Any) -> str:
         return _stat(pid)[0].decode()
     except (OSError, IndexError):
         return ""
+
+
+def hangs(name: str) -> bool:
+    """Whether a process of this name that lives for HUNG_S seconds is in the kernel, where it hears no signal."""
+    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and files.text(f"/proc/{entry}/comm") == name]
+    born_before = (boot_clock.clock_s() - HUNG_S) * os.sysconf("SC_CLK_TCK")
+    return any(state(pid) == "D" and (born(pid) or born_before) < born_before for pid in pids)
 
 
 def is_alive(pid: int) -> bool:

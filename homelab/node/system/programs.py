@@ -7,11 +7,14 @@ import os
 import subprocess
 from typing import TYPE_CHECKING
 
+from homelab.node.system import processes
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import IO, Any
 
 # Folders of driver programs that are not in the PATH of a non-interactive shell: WSL2, NixOS, ROCm.
+_OF_DRIVER = "nvidia-smi"  # the one that is asked again and again
 _ELSEWHERE = ["/usr/lib/wsl/lib", "/run/current-system/sw/bin", "/opt/rocm/bin"]
 
 
@@ -39,8 +42,10 @@ def detached(
 def answer_of(words: Sequence[str], timeout_s: float, environment: dict[str, str] | None = None) -> tuple[int, str, str]:
     """(exit status, output, errors) of a program. Raises TimeoutError, OSError.
 
-    A program that hangs in the driver cannot be killed: it is left behind without waiting for it.
+    A program that hangs in the driver cannot be killed: it is left behind without waiting for it. While it is there, its name is not started again.
     """
+    if os.path.basename(words[0]) == _OF_DRIVER and processes.hangs(_OF_DRIVER):
+        raise TimeoutError(f"{words[0]} was asked before, and still hangs in the driver")
     process = subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", env=environment
     )

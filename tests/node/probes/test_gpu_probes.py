@@ -16,7 +16,7 @@ from homelab.controller.checks.evidence import Finding
 from homelab.controller.facts.node import Facts
 from homelab.controller.facts.reading import read
 from homelab.node.probes import amd, gpu, holders, nvidia, nvlink, xid
-from homelab.node.system import programs, utilisation
+from homelab.node.system import processes, programs, utilisation
 from homelab.shared.protocol.card_messages import GpuFacts
 from homelab.shared.protocol.message import as_json, defaults
 from tests.controller.checks import fake_gpu, healthy
@@ -41,6 +41,23 @@ def card(name: str, number: int = 0) -> dict[str, Any]:
     """One card of a recorded reply."""
     found: dict[str, Any] = nvidia.parse(reply(name))["cards"][number]
     return found
+
+
+def test_a_driver_that_hangs_is_not_asked_again_and_again(bin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No signal ends what hangs there, and an open dashboard asks every few seconds."""
+    bin_folder.mkdir()
+    program, asked = bin_folder / "nvidia-smi", bin_folder / "asked"
+    program.write_text(f"#!/bin/sh\necho >> {asked}\necho said\nread line || exit 0\n")
+    program.chmod(0o755)
+    state = processes.state
+    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stuck:
+        assert stuck.stdin is not None and stuck.stdout is not None and stuck.stdout.readline() == b"said\n"
+        monkeypatch.setattr(processes, "state", lambda pid: "D" if pid == stuck.pid and state(pid) else state(pid))
+        assert utilisation.gpus() == ("ok", []) and asked.read_text() == "\n" * 2, "every program waits in the kernel for a moment"
+        monkeypatch.setattr(processes, "HUNG_S", -1.0)
+        assert utilisation.gpus()[1] == [] and not nvidia.ask()["cards"] and asked.read_text() == "\n" * 2
+        stuck.stdin.close()
+    assert utilisation.gpus() == ("ok", []) and asked.read_text() == "\n" * 3, "the driver has come back"
 
 
 @pytest.mark.parametrize("name", XML)
