@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import mmap
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _IN_MEMORY = ("tmpfs", "ramfs")
 _OWNER = "run-folder"  # in each folder of secrets: the run's folder that they belong to
+_LENT = re.compile(r"lent-(\d+)-.*")  # the number of the process that lends them
 # Programs that find one of these variables do not read the file that HF_TOKEN_PATH names.
 _VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
@@ -96,7 +98,7 @@ def lent(secrets: Mapping[str, str], environment: Mapping[str, str]) -> Iterator
     if not secrets:
         yield dict(environment)
         return
-    folder = tempfile.mkdtemp(prefix="lent-", dir=_usable_place())
+    folder = tempfile.mkdtemp(prefix=f"lent-{os.getpid()}-", dir=_usable_place())
     try:
         _write(folder, {layout.checked(name): value for name, value in secrets.items()})
         yield _pointed(environment, folder)
@@ -198,8 +200,12 @@ def _cover_in(path: str, values: list[bytes]) -> None:
 def remove_leftovers(workdir: str, run: str | None = None) -> list[str]:
     """Remove the secrets of runs that nothing is alive of here (`run`: of this one alone); their names, rising.
 
-    The next start of such a run brings them anew.
+    The next start of such a run brings them anew. Without `run` also those that a process lent which is gone.
     """
+    for place in _places() if run is None else ():
+        for name in _listed(place) if _is_ours(place) else ():
+            if (lender := _LENT.fullmatch(name)) and not processes.is_alive(int(lender[1])):
+                _drop(os.path.join(place, name))
     root = os.path.join(paths.expand(workdir), layout.RUNS)
     real = os.path.realpath(root)
     names = {os.path.basename(owner) for owner in owners() if os.path.dirname(owner) == real}

@@ -12,6 +12,7 @@ import re
 import shutil
 import tarfile
 
+from homelab.node.system import processes
 from homelab.shared.protocol import files, layout, manifest
 from homelab.shared.protocol.digest import file_sha256
 
@@ -19,6 +20,8 @@ ARCHIVE = "saved.tar"
 LAST = "HOMELAB_LAST_CHECKPOINT"
 _KEPT = 2
 _UNPACKED = ".unpacked-"  # in the folder of the program's checkpoints; then the step
+# What a power cut leaves, with the number of the process that was at work.
+_HALF_KEPT, _EVER_UNPACKED = re.compile(r"\.step-\d+\.(\d+)\.partial"), re.compile(re.escape(_UNPACKED) + r"\d+(?:\.(\d+))?")
 # The last number of a name is the step: checkpoint-120, epoch_3, step-40.pt. Hidden ones, and those that are being written, do not count.
 _NAME = re.compile(r"[A-Za-z][\w.-]*?(\d+)(\.[A-Za-z]\w*)?")
 _UNFINISHED = (".tmp", ".part", ".partial", ".incomplete")
@@ -28,6 +31,7 @@ _OF_TRAINER, _LAST_OF_TRAINER = re.compile(r"checkpoint-\d+"), "trainer_state.js
 
 def keep(folder: str) -> dict[int, str]:
     """Make the newest complete checkpoint of the program one of the run in `folder`. Step -> why it could not be, {} where it is or where there is none."""
+    _clear(os.path.join(folder, layout.CHECKPOINTS), _HALF_KEPT)
     last = newest(folder)
     if last is None or last[0] in manifest.steps(folder):
         return {}
@@ -88,19 +92,19 @@ def restore(folder: str, step: int) -> None:
         its_step = step_of(name)
         if its_step is not None and its_step > step:
             os.replace(os.path.join(saved, name), os.path.join(saved, f".unused-{name}"))
-    if not _is_wanted(folder, step):
-        return
-    ready = os.path.join(saved, f"{_UNPACKED}{step}")
-    if not os.path.isdir(ready):
-        unpack(folder, step)
     try:
+        if not _is_wanted(folder, step):
+            return
+        ready = os.path.join(saved, f"{_UNPACKED}{step}")
+        if not os.path.isdir(ready):
+            unpack(folder, step)
         for name in os.listdir(ready):
             new, place = os.path.join(ready, name), os.path.join(saved, name)
             _keep_own_files(place, new)
             _remove(place)
             os.replace(new, place)
     finally:
-        shutil.rmtree(ready, ignore_errors=True)
+        _clear(saved, _EVER_UNPACKED)
 
 
 def unpack(folder: str, step: int) -> None:
@@ -196,6 +200,14 @@ def _keep_own_files(old: str, new: str) -> None:
     for name in os.listdir(old) if os.path.isdir(old) and os.path.isdir(new) else ():
         if os.path.isfile(os.path.join(old, name)) and not os.path.lexists(os.path.join(new, name)):
             os.replace(os.path.join(old, name), os.path.join(new, name))
+
+
+def _clear(root: str, pattern: re.Pattern[str]) -> None:
+    """Remove what is called so in a folder, but for that of a process that is still at work on it."""
+    for name in os.listdir(root) if os.path.isdir(root) else ():
+        match = pattern.fullmatch(name)
+        if match and not (match[1] and processes.is_alive(int(match[1]))):
+            shutil.rmtree(os.path.join(root, name), ignore_errors=True)
 
 
 def _remove(path: str) -> None:

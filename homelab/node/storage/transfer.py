@@ -149,7 +149,7 @@ def receive_checkpoint(request: CheckpointRequest, stream: BinaryIO) -> Done:
     folder = paths.run_dir(request.workdir, request.run)
     place = manifest.folder_of(folder, request.step)
     root, name = os.path.split(place)
-    partial = os.path.join(root, f".{name}.{os.getpid()}.partial")  # the worker removes such leftovers
+    partial = os.path.join(root, f".{name}.{os.getpid()}.partial")  # the worker, or `program_checkpoints.keep`, removes such leftovers
     os.makedirs(partial)
     try:
         left = sys.maxsize if request.bytes is None else request.bytes

@@ -97,6 +97,21 @@ def test_a_program_borrows_one_for_a_question() -> None:
         assert environment == {"A": "1"}
 
 
+def test_what_was_lent_by_a_process_that_was_killed_is_removed_by_the_next_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secret_files, "_places", lambda: [str(tmp_path / "memory")])
+    monkeypatch.setattr(secret_files, "_usable_place", lambda: str(tmp_path / "memory"))
+    (tmp_path / "memory").mkdir(mode=0o700)
+    with secret_files.lent({"HF_TOKEN": TOKEN}, {}) as environment:
+        file = Path(environment["HF_TOKEN_PATH"])
+        secret_files.remove_leftovers(str(tmp_path))
+        assert file.exists()
+        left = file.parent.rename(file.parent.with_name(file.parent.name.replace(str(os.getpid()), str(2**22 + 7))))
+        secret_files.remove_leftovers(str(tmp_path), "2026-01-01-0000-secret")
+        assert left.exists(), "of one run alone"
+        secret_files.remove_leftovers(str(tmp_path))
+        assert not left.exists()
+
+
 def test_what_programs_have_printed_is_covered_and_no_byte_moves(run_folder: Path) -> None:
     log = run_folder / "attempts" / "1" / "nodes" / "a" / "out.log"
     log.parent.mkdir(parents=True)

@@ -138,6 +138,18 @@ def test_a_start_gives_only_its_name_to_what_was_unpacked_before(run: Path, monk
     assert visible(run) == ["step-10.pt"], "nothing to do where the program has it"
 
 
+def test_what_a_power_cut_left_half_done_is_removed_and_what_is_under_way_is_not(run: Path) -> None:
+    gone, here = 2**22 + 7, os.getpid()
+    half = [run / f"checkpoints/.step-00000020.{gone}.partial", run / f"saved/.unpacked-20.{gone}", run / "saved/.unpacked-4711"]
+    under_way = [run / f"checkpoints/.step-00000020.{here}.partial", run / f"saved/.unpacked-20.{here}"]
+    for place in half + under_way:
+        place.mkdir(parents=True)
+        (place / "weights").write_text("half")
+    ask_node("checkpoints", request(run.parents[1]))
+    program_checkpoints.restore(str(run), 0)
+    assert not any(place.exists() for place in half) and all(place.exists() for place in under_way)
+
+
 def test_a_full_disk_is_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run / "saved" / "step-10.pt").write_text("ten")
 
