@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import selectors
+import signal
 import subprocess
 import threading
 import time
@@ -22,9 +23,12 @@ _BLOCK = 1 << 16
 _ERRORS_KEPT_BYTES = 1 << 20  # the end of stderr: the last lines of a command say why it ended
 
 
-def _bytes(command: str) -> bytes:
-    """As it goes over SSH, whatever this locale's letters are."""
-    return command.encode("utf-8", "surrogateescape")
+def _begun(command: str, stderr: int) -> subprocess.Popen[bytes]:
+    """In a session of its own: Ctrl-C and the end of the terminal are ours, and may have to wait (`homelab.controller.run.signals`)."""
+    as_over_ssh = command.encode("utf-8", "surrogateescape")  # whatever this locale's letters are
+    return own_programs.start(
+        ["/bin/sh", "-c", as_over_ssh], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
+    )
 
 
 def refuse_as_node(where: str, asked_by: str) -> None:
@@ -50,9 +54,7 @@ class LocalSession:
     ) -> Completed:
         """See `Session.run`."""
         kept, errors = io.BytesIO(), bytearray()
-        process = own_programs.start(
-            ["/bin/sh", "-c", _bytes(command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        process = _begun(command, subprocess.PIPE)
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         beside = [
             threading.Thread(target=_feed, args=(process.stdin, head, stdin), daemon=True), threading.Thread(target=_drain, args=(process.stderr, errors), daemon=True),
@@ -74,8 +76,7 @@ class LocalSession:
         finally:
             timer.cancel()
             if process.poll() is None:
-                process.kill()
-                process.wait()
+                own_programs.end_group(process, signal.SIGINT)
             beside[1].join(1.0)
             beside[0].join(1.0)
             process.stdout.close()
@@ -83,9 +84,7 @@ class LocalSession:
 
     def open(self, command: str, *, stdin: bytes = b"") -> Stream:
         """See `Session.open`."""
-        process = own_programs.start(
-            ["/bin/sh", "-c", _bytes(command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
+        process = _begun(command, subprocess.DEVNULL)
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it ended without reading its input: who reads finds its end
             process.stdin.write(stdin)

@@ -23,9 +23,12 @@ def start(command: Sequence[str | bytes], **options: Any) -> subprocess.Popen[by
     return process
 
 
-def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a program that was started in a session of its own, and all that it has started there (a proxy, a `Match exec`)."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+def end_group(process: subprocess.Popen[bytes], first: signal.Signals = signal.SIGTERM) -> None:
+    """End a program that was started in a session of its own, and all that it has started there (a proxy, a `Match exec`).
+
+    `first`: SIGINT for one of Python, which tidies up then.
+    """
+    for number in (first, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS says EPERM of a group whose members are all gone
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):

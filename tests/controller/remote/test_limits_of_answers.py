@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from homelab.controller.remote.local import LocalSession
 from homelab.controller.remote.session import Completed
 from homelab.controller.run import signals
 from homelab.node.setup import pieces
+from homelab.node.system import processes
 from homelab.shared import markers
 from homelab.shared.protocol import marks
 from homelab.shared.protocol.message import Message
@@ -219,6 +222,46 @@ def test_this_machine_as_a_node_is_read_block_by_block() -> None:
     assert len(kept.getvalue()) < 2 * MIB
     done = session.run("cat; echo end >&2; exit 3", head=b"a", stdin=io.BytesIO(b"b" * MIB), timeout_s=30)
     assert (done.returncode, done.stdout, done.stderr) == (3, b"a" + b"b" * MIB, b"end\n")
+
+
+ON_THIS_MACHINE = """
+import sys
+from homelab.controller.config.cluster import Node
+from homelab.controller.remote.local import LocalSession
+from homelab.controller.run import signals
+signals.count_alike()
+session = LocalSession(Node(name="here", host="local"))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+def test_what_must_be_done_whole_on_this_machine_outlives_ctrl_c_and_the_terminal(tmp_path: Path, number: signal.Signals) -> None:
+    """A terminal tells its whole group, and twice where a person is impatient."""
+    begun, goes_on = tmp_path / "begun", tmp_path / "goes-on"
+    step = f"touch {begun}; until test -e {goes_on}; do sleep 0.05; done; echo undone"
+    text = f"with signals.held():\n  said = session.run({step!r}, timeout_s=20).stdout\n  print(said.decode(), flush=True)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", ON_THIS_MACHINE + text], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        preexec_fn=heed_signals, start_new_session=True,
+    )  # fmt: skip
+    while not begun.exists() and process.poll() is None:
+        time.sleep(0.01)
+    for _ in range(2):
+        os.killpg(process.pid, number)
+    goes_on.touch()
+    assert process.communicate(timeout=20)[0] == "undone\n\n"
+
+
+def test_an_agent_on_this_machine_tidies_up_and_ends_with_its_command(tmp_path: Path) -> None:
+    begun, tidied = tmp_path / "begun", tmp_path / "tidied"
+    agent = f"import os, time\ntry:\n  open({str(begun)!r}, 'w').write(str(os.getpid()))\n  time.sleep(60)\nfinally:\n  open({str(tidied)!r}, 'w').close()"
+    text = f"session.run({f'{sys.executable} -c {shlex.quote(agent)}; true'!r}, timeout_s=20)"
+    process = subprocess.Popen([sys.executable, "-c", ON_THIS_MACHINE + text], stderr=subprocess.DEVNULL, preexec_fn=heed_signals)
+    while not (begun.exists() and begun.read_text()) and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    process.wait(20)
+    assert tidied.exists() and not processes.is_alive(int(begun.read_text()))
 
 
 STUCK = {
