@@ -30,6 +30,7 @@ _KEPT_BYTES = 1 << 20
 _MOST_BYTES = 4 << 20  # of a greeting, and of bytes that are fetched where nobody knows how many there are
 # A run's own file, which must not change; texts that are made harmless where they are shown (`homelab.controller.remote.poll_reply`).
 _AS_IT_IS = ("describe", "poll", "chat")
+_MOST_OF_REFUSAL_BYTES = 64 << 10
 _CODE_MISSING = 97
 
 Asked = Request | Mapping[str, Any] | None
@@ -67,10 +68,16 @@ class Agent:
         return self._answer(verb, self._run(verb, request, body, timeout_s, None))
 
     def fetch(self, verb: str, request: Asked, into: BinaryIO, *, most_bytes: int = _MOST_BYTES, timeout_s: float = 600.0) -> None:
-        """A question answered with raw bytes (send-checkpoint), written to `into`. Raises HomelabError where more come than may."""
-        completed = self._run(verb, request, b"", timeout_s, cast(BinaryIO, _AfterMark(into, most_bytes, self._endless)))
+        """A question answered with raw bytes (send-checkpoint), written to `into`. Raises HomelabError (refused), also where more come than may."""
+        answer = _AfterMark(into, most_bytes, self._endless)
+        completed = self._run(verb, request, b"", timeout_s, cast(BinaryIO, answer))
         if completed.returncode != 0:
+            said = None
+            with contextlib.suppress(ValueError):
+                said = decoded(bytes(answer.held or b""), VERBS[verb].most_values)
+            self._raise_refusal(said)
             raise agent_errors.error(self.node, f"it could not send its answer ({verb})", completed)
+        answer.pass_on_held()
 
     def open(self, verb: str, request: Asked) -> Stream:
         """A verb that stays until its stdin is closed (listen). The code must be there: ask something first."""
@@ -197,9 +204,7 @@ class Agent:
             raise agent_errors.error(
                 self.node, f"it gave no answer to '{verb}' (exit code {completed.returncode})", completed, output
             ) from None
-        refusal = answer.get("error") if isinstance(answer, dict) else None
-        if isinstance(refusal, dict) and "kind" in refusal and "message" in refusal:
-            raise agent_errors.refusal(self.node, refusal)
+        self._raise_refusal(answer)
         answer = answers.without_damage(verb, answer)
         fault = answers.fault(verb, answer)
         if fault:
@@ -210,6 +215,11 @@ class Agent:
             )
         assert isinstance(answer, dict)
         return answer if verb in _AS_IT_IS else answers.with_defaults(verb, cast(dict[str, Any], _harmless(answer)))
+
+    def _raise_refusal(self, answer: Any) -> None:
+        refusal = answer.get("error") if isinstance(answer, dict) else None
+        if isinstance(refusal, dict) and "kind" in refusal and "message" in refusal:
+            raise agent_errors.refusal(self.node, refusal)
 
 
 def _harmless(value: Any) -> Any:
@@ -248,11 +258,15 @@ class _Kept:
 
 
 class _AfterMark:
-    """Passes on what comes after the agent's mark, up to a number of bytes: raw bytes must not begin with a greeting of the shell or of Python."""
+    """Passes on what comes after the agent's mark, up to a number of bytes: raw bytes must not begin with a greeting of the shell or of Python.
+
+    The first of them are `held` until more come, or `pass_on_held`: they may be a refusal.
+    """
 
     def __init__(self, into: BinaryIO, most: int, refusal: Callable[[int], HomelabError]) -> None:
         self._into, self._left, self._most, self._refusal = into, most, most, refusal
         self._before: bytearray | None = bytearray()
+        self.held: bytearray | None = bytearray()
 
     def write(self, block: bytes) -> int:
         """As a file's `write`. Raises the refusal before a byte too many is passed on."""
@@ -268,7 +282,17 @@ class _AfterMark:
             raise self._refusal(_MOST_BYTES)
         return len(block)
 
+    def pass_on_held(self) -> None:
+        """They are no refusal. Raises as `write` does."""
+        block, self.held = bytes(self.held or b""), None
+        self._pass_on(block)
+
     def _pass_on(self, block: bytes) -> None:
+        if self.held is not None:
+            self.held += block
+            if len(self.held) > _MOST_OF_REFUSAL_BYTES:
+                self.pass_on_held()
+            return
         self._left -= len(block)
         if self._left < 0:
             raise self._refusal(self._most)

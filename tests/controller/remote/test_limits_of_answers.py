@@ -31,7 +31,7 @@ from homelab.shared.protocol.setup_messages import PieceRequest
 from homelab.shared.protocol.verb_table import VERBS
 from scripts.practice.desk import heed_signals
 from tests import builders
-from tests.fakes import ask_node
+from tests.fakes import FakeFleet, ask_node
 
 pytestmark = pytest.mark.timeout(60)
 NODE = builders.cluster().nodes[0]
@@ -81,6 +81,14 @@ def test_bytes_that_are_fetched_are_never_more_than_were_said(wanted: int) -> No
         with pytest.raises(HomelabError, match="more than"):
             agent.fetch("result-part", {}, into, most_bytes=wanted)
         assert len(into.getvalue()) <= wanted
+
+
+def test_a_refused_fetch_is_told_in_the_nodes_own_words_and_leaves_no_byte(tmp_path: Path) -> None:
+    fleet, into = FakeFleet(tmp_path), io.BytesIO(b"so far")
+    into.seek(0, io.SEEK_END)
+    with pytest.raises(HomelabError, match=r"there is no .*step-00000020") as caught:
+        fleet.agent("tower").fetch("send-checkpoint", {"run": builders.RUN, "step": 20}, into, most_bytes=10)
+    assert "tower" in (caught.value.where or "") and into.getvalue() == b"so far"
 
 
 BOMBS = {
