@@ -38,6 +38,17 @@ def keep_private(workdir: str, *, make: bool = False) -> None:
                 os.chmod(folder, 0o700)
 
 
+def mounted_as(folder: str, mounts: str = "/proc/self/mounts") -> str:
+    """The kind of file system that a folder lies on; "" where that is not known."""
+    real, best, kind = os.path.realpath(folder), "", ""
+    for line in files.text(mounts).splitlines():
+        _, point, name, *_ = [*line.split(" "), "", "", ""]
+        point = point.replace("\\040", " ")
+        if (real == point or real.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
+            best, kind = point, name  # a later mount at the same place covers the earlier one
+    return kind
+
+
 def run_dir(workdir: str, run: str) -> str:
     """Folder of a run."""
     return os.path.join(expand(workdir), layout.run(run))

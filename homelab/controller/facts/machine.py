@@ -34,6 +34,7 @@ class ResourcesFacts(WireModel):
     workdir_writable: bool = True
     workdir_problem: str | None = None  # the system's own words where it cannot be written
     workdir_identity: str | None = None  # equal on two nodes: they are one machine with one workdir
+    workdir_mark: str | None = None  # equal on two nodes: they share it over the network; None where it lies on a disk of their own
     disk_free_bytes: int | None = None
     disk_total_bytes: int | None = None
     disk_turns: bool | None = None  # a hard disk; None where the kernel does not say which device it is

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 from typing import TYPE_CHECKING
 
 from homelab.node import paths
-from homelab.shared.protocol import hub_cache
+from homelab.shared.protocol import files, hub_cache
 
 if TYPE_CHECKING:
     from homelab.shared.protocol.files import JsonObject
 
 _SHM = "/dev/shm"
+_SHARED = ("nfs", "cifs", "smb", "9p", "virtiofs", "ceph", "fuse.", "glusterfs", "lustre", "beegfs", "vboxsf", "prl_fs", "afs")
 _NO_COUNT = 1 << 63  # a -1 of the kernel, as Python reads it
 
 
@@ -28,6 +30,7 @@ def read(request: JsonObject) -> JsonObject:
         "workdir_writable": problem is None,
         "workdir_problem": problem,
         "workdir_identity": _identity(workdir),
+        "workdir_mark": None if problem else _mark(workdir),
         "disk_free_bytes": _free_bytes(state),
         "disk_total_bytes": None if state is None else state.f_blocks * state.f_frsize,
         "disk_turns": _turns(workdir),
@@ -50,6 +53,21 @@ def _identity(folder: str) -> str | None:
             return f"{stream.read().strip()}:{state.st_dev}:{state.st_ino}"
     except OSError:
         return None
+
+
+def _mark(folder: str, mounts: str = "/proc/self/mounts") -> str | None:
+    """What a file of the folder says, which is made with random words: the same on two machines that share it. None on a disk of this machine
+    alone, where a copy of the whole disk would say the same.
+    """
+    if not paths.mounted_as(folder, mounts).startswith(_SHARED):
+        return None
+    place = os.path.join(folder, ".workdir-id")
+    try:
+        with contextlib.suppress(FileExistsError), open(place, "x") as stream:
+            stream.write(os.urandom(16).hex())
+    except OSError:
+        return None
+    return files.text(place) or None
 
 
 def _turns(folder: str, blocks: str = "/sys/dev/block") -> bool | None:

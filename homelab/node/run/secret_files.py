@@ -37,15 +37,7 @@ def _places() -> list[str]:
 
 
 def _is_in_memory(folder: str) -> bool:
-    """Whether a folder lies on a file system of memory, by /proc/self/mounts."""
-    real = os.path.realpath(folder)
-    best, kind = "", ""
-    for line in files.text("/proc/self/mounts").splitlines():
-        _, point, name, *_ = [*line.split(" "), "", "", ""]
-        inside = real == point or real.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):  # a later mount at the same place covers the earlier one
-            best, kind = point, name
-    return kind in _IN_MEMORY
+    return paths.mounted_as(folder) in _IN_MEMORY
 
 
 def _is_ours(folder: str) -> bool:

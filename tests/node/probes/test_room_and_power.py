@@ -469,3 +469,15 @@ def test_what_can_install_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(os, "__file__", str(tmp_path / "os.py"))
     (tmp_path / "EXTERNALLY-MANAGED").touch()
     assert python._installer()["is_managed"] is True
+
+
+def test_a_workdir_on_a_share_says_the_same_on_all_machines(tmp_path: Path) -> None:
+    mounts, share = tmp_path / "mounts", tmp_path / "my share"
+    share.mkdir()
+    point = str(share).replace(" ", "\\040")
+    mounts.write_text(f"/dev/sda1 / ext4 rw 0 0\nnas:/home {point} nfs4 rw 0 0\n")
+    mark = resources._mark(str(share), str(mounts))
+    assert mark and len(mark) == 32 and resources._mark(str(share), str(mounts)) == mark
+    assert resources._mark(str(tmp_path), str(mounts)) is None, "a disk of its own, which may have been copied"
+    assert [path.name for path in share.iterdir()] == [".workdir-id"]
+    assert resources._mark(str(share / "gone"), str(mounts)) is None

@@ -90,11 +90,18 @@ def cache(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
         yield Problem("fail", message, f"{show}; delete old models there, or set HF_HOME to a folder of a larger disk")
 
 
-@check("disk.own", "no two nodes are one machine with one workdir", worst="fail", sees="resources", after="disk.writable")
+@check("disk.own", "no two nodes have one workdir", worst="fail", sees="resources", after="disk.writable")
 def own(evidence: Evidence) -> Iterator[tuple[str, Problem]]:
-    """fail where two nodes of cluster.toml are one machine with one workdir: their files would overwrite each other's."""
-    first: dict[str, str] = {}
+    """fail where two nodes of cluster.toml are one machine with one workdir, or share it over the network: their files would overwrite each other's."""
+    first, marked = dict[str, str](), dict[str, str]()
     for node, facts in answered(evidence):
+        mark = facts.resources.workdir_mark
+        sharer = marked.setdefault(mark, node.name) if mark else node.name
+        if sharer != node.name and first.get(facts.resources.workdir_identity or "") != sharer:
+            message = f"it shares its workdir {facts.resources.workdir} with {sharer}, over the network"
+            hint = f'edit cluster.toml, node {node.name}: workdir = "~/homelab-{node.name}" (or better a folder of its own disk)'
+            yield node.name, Problem("fail", message, hint)
+            continue
         identity = facts.resources.workdir_identity
         if identity is None:
             continue
