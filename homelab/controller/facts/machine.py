@@ -109,6 +109,7 @@ class PowerFacts(WireModel):
     suspended: SuspendedFacts | None = None  # None where it was never asleep since it started
     reboot_required: tuple[str, ...] | None = None  # packages that ask for a restart; None: none does
     updates: UpdateFacts | None = None  # None where nothing updates the node by itself
+    ends_with_windows: bool | None = None  # a WSL2 that is ended when its last window is closed; None where it is no WSL2
 
 
 class RunsFacts(WireModel):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ _TARGETS = ("sleep.target", "suspend.target", "hibernate.target", "hybrid-sleep.
 _CONFIGURATION = ("/etc/systemd", "/run/systemd", "/usr/local/lib/systemd", "/usr/lib/systemd", "/lib/systemd")
 _UNITS = tuple(f"{folder}/system" for folder in _CONFIGURATION)
 _JOURNAL_S = 3.0
+_STAYS = re.compile(r"^\s*instanceIdleTimeout\s*=\s*-", re.MULTILINE | re.IGNORECASE)
 
 
 def read(request: JsonObject, root: str = "") -> JsonObject:
@@ -30,6 +32,7 @@ def read(request: JsonObject, root: str = "") -> JsonObject:
         "suspended": _suspended(root),
         "reboot_required": upgrades.reboot_required(root),
         "updates": upgrades.unattended(root),
+        "ends_with_windows": _ends_with_windows(root),
     }
 
 
@@ -49,6 +52,13 @@ def _power(root: str) -> str | None:
         elif kind in ("Mains", "USB"):  # many laptops get power by USB-C only
             online = online or files.text(os.path.join(folder, name, "online")) in ("1", "2")
     return ("mains" if online else "battery") if battery else None
+
+
+def _ends_with_windows(root: str) -> bool | None:
+    """Whether Windows ends this WSL2 when the last window of it is closed, whatever sshd or systemd run in it. None where this is no WSL2."""
+    if "microsoft" not in files.text(root + "/proc/sys/kernel/osrelease").lower():
+        return None
+    return not any(_STAYS.search(files.text(path)) for path in glob.glob(root + "/mnt/c/Users/*/.wslconfig"))
 
 
 def _sleep(root: str, on_battery: bool) -> JsonObject | None:

@@ -481,3 +481,24 @@ def test_a_workdir_on_a_share_says_the_same_on_all_machines(tmp_path: Path) -> N
     assert resources._mark(str(tmp_path), str(mounts)) is None, "a disk of its own, which may have been copied"
     assert [path.name for path in share.iterdir()] == [".workdir-id"]
     assert resources._mark(str(share / "gone"), str(mounts)) is None
+
+
+@pytest.mark.parametrize(
+    ("kernel", "written", "ends"),
+    [
+        ("5.15.167.4-microsoft-standard-WSL2", None, True),
+        ("5.15.167.4-microsoft-standard-WSL2", "[wsl2]\r\nvmIdleTimeout=-1\r\n", True),
+        ("5.15.167.4-microsoft-standard-WSL2", "[general]\r\ninstanceIdleTimeout = -1\r\n[wsl2]\r\nvmIdleTimeout=-1\r\n", False),
+        ("5.15.167.4-microsoft-standard-WSL2", "#instanceIdleTimeout=-1\n", True),
+        ("6.8.0-45-generic", None, None),
+    ],
+)
+def test_a_wsl_that_windows_ends_when_its_last_window_is_closed(
+    tmp_path: Path, kernel: str, written: str | None, ends: bool | None
+) -> None:
+    (tmp_path / "proc/sys/kernel").mkdir(parents=True)
+    (tmp_path / "proc/sys/kernel/osrelease").write_text(kernel + "\n")
+    (tmp_path / "mnt/c/Users/me").mkdir(parents=True)
+    if written is not None:
+        (tmp_path / "mnt/c/Users/me/.wslconfig").write_text(written)
+    assert power.read({}, str(tmp_path))["ends_with_windows"] is ends

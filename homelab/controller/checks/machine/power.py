@@ -21,6 +21,10 @@ _THROUGH = {
 }  # fmt: skip
 _ENDS = ("poweroff", "reboot", "halt", "kexec", "soft-reboot")
 _MASK = "systemctl mask sleep.target suspend.target hibernate.target hybrid-sleep.target suspend-then-hibernate.target"
+_WSL_HINT = (
+    "leave a window of it open; or in Windows on that machine, write into %UserProfile%\\.wslconfig: [general] instanceIdleTimeout=-1, "
+    "then in PowerShell: wsl --update; wsl --shutdown"
+)
 _APT_FILE = "/etc/apt/apt.conf.d/99homelab"
 
 
@@ -115,6 +119,13 @@ def linger(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
     if facts.power.sleep is not None and facts.power.sleep.kills_processes:
         message = f"it ends all processes of {facts.system.user} when the login ends (KillUserProcesses=yes), and the run with them"
         yield Problem("fail", message, fix=_logind(node, facts, ["[Login]", "KillUserProcesses=no"], "91-homelab.conf"))
+
+
+@check("power.wsl", "a WSL2 stays on when its last window is closed", worst="warn", sees="power")
+def wsl(evidence: Evidence, node: Node, facts: Facts) -> Iterator[Problem]:
+    """warn for a WSL2 that Windows ends by itself. Silent where .wslconfig says that it stays."""
+    if facts.power.ends_with_windows:
+        yield Problem("warn", "Windows ends this WSL2 soon after its last window is closed, and the run with it", _WSL_HINT)
 
 
 def _happens(action: str, policy: SleepFacts) -> bool:
