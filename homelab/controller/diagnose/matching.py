@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from homelab.controller.diagnose import endings
-from homelab.controller.diagnose.rules import RULES, Rule
-from homelab.controller.diagnose.traces import Raised, last_exceptions
+from homelab.controller.diagnose.rules import EXPLAINING, EXPLAINING_A_PEER, RULES, Rule
+from homelab.controller.diagnose.traces import Raised, last_exceptions, lasting
 
 Match = tuple[Rule, dict[str, str]]
 
@@ -86,16 +86,15 @@ def exception(lines: Sequence[str], beside: Sequence[str] = ()) -> Words | None:
     best = max(judged, key=lambda words: (words.rule.role == "cause", words.rule.specificity))
     if best.rule.role == "cause" and best.rule.specificity >= _SAYS_ENOUGH:
         return best
-    aside = explanation(lines, beside)
+    aside = explanation(lines, beside, EXPLAINING if best.rule.role == "cause" else EXPLAINING_A_PEER)
     if aside is not None and (best.rule.role != "cause" or aside.rule.specificity > best.rule.specificity):
         return Words(aside.rule, aside.saw, best.where, best.raised_at, aside.values)
     return best
 
 
-def explanation(lines: Sequence[str], beside: Sequence[str] = ()) -> Words | None:
+def explanation(lines: Sequence[str], beside: Sequence[str] = (), rules: Iterable[Rule] = EXPLAINING) -> Words | None:
     """A line that says why, although it is only printed and not raised: a warning of CUDA, or a line of NCCL on either stream."""
-    explaining = tuple(rule for rule in RULES if rule.explains)
-    return best_line((*lines, *(line for line in beside if _OF_NCCL.search(line))), explaining)
+    return best_line((*lasting(lines), *(line for line in beside if _OF_NCCL.search(line))), rules)
 
 
 def preparing(lines: Sequence[str]) -> str:
@@ -107,7 +106,7 @@ def preparing(lines: Sequence[str]) -> str:
 
 def _said(lines: Sequence[str], beside: Sequence[str]) -> Words | None:
     """Of a rank that raised nothing: the line that says most; a line of NCCL counts on either stream."""
-    best, aside = best_line(lines), explanation((), beside)
+    best, aside = best_line(lasting(lines)), explanation((), beside)
     return aside if aside is not None and (best is None or aside.rule.specificity > best.rule.specificity) else best
 
 

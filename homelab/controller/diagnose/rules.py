@@ -69,4 +69,8 @@ def _rule(entry: dict[str, Any]) -> Rule:
 
 
 FILES = ("card", "machine", "software", "hub", "training", "peers")
-RULES = tuple(rule for name in FILES for rule in load(f"rules/{name}.toml"))
+_OF_FILES = {name: load(f"rules/{name}.toml") for name in FILES}
+RULES = tuple(rule for rules in _OF_FILES.values() for rule in rules)
+EXPLAINING = tuple(rule for rule in RULES if rule.explains)
+# Those that may say why a connection to another rank broke. A hub or a package that was only warned of breaks none.
+EXPLAINING_A_PEER = tuple(rule for name in ("card", "machine", "training", "peers") for rule in _OF_FILES[name] if rule.explains)

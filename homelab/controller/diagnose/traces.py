@@ -20,6 +20,17 @@ _LOG_LINE = re.compile(r"^\[[WEI]\d{3,4} ")
 _MESSAGE_LINES = 6  # of an exception whose message has several lines
 _MORE_LINES = 60  # that may belong to it behind its first paragraph
 _TRACEBACK = "Traceback (most recent call last):"
+# A warning of what the program then did without: it goes on (peft, datasets, huggingface_hub and its xet, urllib3, wandb).
+_SURVIVED = re.compile(
+    r"silently ignoring|latest cached version|\bis deprecated\b|thrown while requesting|retrying (?:in \d|\(Retry\()|before retry|retry loop"
+    r"|before the next attempt",
+    re.IGNORECASE,
+)
+# The same where it has several lines: how it begins and how it ends.
+_SURVIVED_MESSAGES = (
+    ("Unable to fetch remote file due to the following error", "silently ignoring the lookup"),
+    ("Error while downloading from", "Trying to resume download"),
+)
 _RICH_END = "╰──"  # of the frame that rich draws around a traceback; the exception comes behind it
 
 _FIELD = re.compile(r"^ {2}(?P<key>time|host|rank|exitcode|error_file|traceback) *: ?(?P<value>.*)$")
@@ -134,6 +145,23 @@ def last_exceptions(lines: Sequence[str]) -> tuple[Raised, ...]:
             chain = [*chain, raised] if is_linked else [raised]
             is_linked = False
     return tuple(chain)
+
+
+def lasting(lines: Sequence[str]) -> tuple[str, ...]:
+    """The lines that may say why a program ended: without the source in a traceback, and without what the program itself says that it survived."""
+    kept: list[str] = []
+    is_source = False
+    for line in lines:
+        text = _PREFIX.sub("", line)
+        is_source = bool(_FRAME.match(text)) or (is_source and text.startswith("    "))
+        if is_source:
+            continue
+        kept.append(line)
+        for begin, end in _SURVIVED_MESSAGES:
+            recent = range(max(0, len(kept) - _MORE_LINES), len(kept))
+            if end in line and (start := next((number for number in reversed(recent) if begin in kept[number]), None)) is not None:
+                del kept[start:]
+    return tuple(line for line in kept if not _SURVIVED.search(line))
 
 
 def is_of_a_library(where: str) -> bool:

@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 from homelab.cli.command_list import app
 from homelab.controller.diagnose import cause, topic_index
 from homelab.controller.diagnose.cause import Context, Diagnosis, diagnose
-from homelab.controller.diagnose.rules import RULES
+from homelab.controller.diagnose.rules import EXPLAINING_A_PEER, RULES
 from homelab.controller.remote.poll_reply import parse_replies
 from homelab.controller.run import shipped_files as shipped
 from tests.controller.diagnose.test_cause import CLOSED, RUN_JSON, block, found, node, traceback
-from tests.controller.diagnose.test_rules import LINES
+from tests.controller.diagnose.test_rules import LINES, SAMPLES
 
 OWN, LIBRARY = "/w/data/148cb44a9d59563d/train.py", "/env/lib/python3.11/site-packages/somewhere/deep.py"
 UNHANDLED = "torch.distributed.DistBackendError: NCCL error in: x.cpp:94, unhandled system error"
@@ -82,12 +82,39 @@ def test_an_exception_of_a_library_that_no_rule_knows_names_both_places() -> Non
 def test_what_is_printed_beside_explains_an_exception_that_says_little(rule: str) -> None:
     """CUDA warns of an unknown error, and then there is no GPU; NCCL prints on stdout, and then there is an "unhandled system error"."""
     line = next(line for name, line in LINES if name == rule and "\n" not in line)
-    for last in ("RuntimeError: No CUDA GPUs are available", "AttributeError: 'NoneType' object has no attribute 'x'", UNHANDLED):
+    for last in ("RuntimeError: No CUDA GPUs are available", "AttributeError: 'NoneType' object has no attribute 'x'"):
         assert why([line, *raised(last)]).cause == rule
+    breaks_a_connection = BY_ID[rule] in EXPLAINING_A_PEER
+    assert why([line, *raised(UNHANDLED)]).cause == (rule if breaks_a_connection else "connection-refused")
+    assert breaks_a_connection == (rule not in ("bitsandbytes-library", "hub-busy"))
     if "NCCL WARN" in line:
         silent = node("mini", 1, raised(UNHANDLED))
         silent["run"]["ranks"]["1"]["log_tail"]["stdout"] = [f"mini:77:99 [0] {line}"]
         assert found(silent).cause == rule
+
+
+@pytest.mark.parametrize("survived", SAMPLES["survived"]["lines"])
+def test_what_a_program_survived_explains_nothing(survived: str) -> None:
+    """It was printed while all was well; then the program failed, or another node died."""
+    lines = survived.strip().splitlines()
+    assert why([*lines, *raised("KeyError: 'x'")]).cause == "python-error"
+    lost = node("tower", 0, [*lines, *traceback(CLOSED)])
+    assert found(lost).cause == "connection-lost"
+    assert found(lost, unreachable={"mini": "timed out"}).cause == "unreachable"
+    assert found(lost, node("mini", 1, raised("torch.OutOfMemoryError: CUDA out of memory."))).cause == "cuda-out-of-memory"
+    assert found(node("mini", 1, lines, tail=block(1, code=3))).cause == "exit-code"
+
+
+@pytest.mark.parametrize("warned", ["hub-unreachable", "hub-offline", "certificate", "bitsandbytes-library"])
+def test_a_hub_or_a_package_that_was_warned_of_breaks_no_connection(warned: str) -> None:
+    line = next(line for name, line in LINES if name == warned and "\n" not in line)
+    lost = node("tower", 0, [line, *traceback(CLOSED)])
+    assert found(lost, unreachable={"mini": "timed out"}).cause == "unreachable"
+
+
+def test_the_source_in_a_traceback_explains_nothing() -> None:
+    call = ["    model = AutoModel.from_pretrained(", "        path, local_files_only=True, force_download=True", "    )"]
+    assert why([*raised("KeyError: 'x'")[:2], *call, "KeyError: 'x'"]).cause == "python-error"
 
 
 def test_no_bf16_may_be_no_card_at_all() -> None:

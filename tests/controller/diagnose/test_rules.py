@@ -19,9 +19,9 @@ from homelab.controller.diagnose.traces import child_failures, last_exceptions
 from homelab.worker.errors import first_words
 
 SAMPLES = tomllib.loads((Path(__file__).parent / "samples.toml").read_text())
-LINES = [(rule, line.strip()) for rule, entry in SAMPLES.items() for line in entry["lines"]]
+LINES = [(rule, line.strip()) for rule, entry in SAMPLES.items() if rule != "survived" for line in entry["lines"]]
 # One test for the samples of one rule: a test for each would cost more time than what it tries.
-BY_RULE = {rule: [line for name, line in LINES if name == rule] for rule in SAMPLES}
+BY_RULE = {rule: [line for name, line in LINES if name == rule] for rule in SAMPLES if rule != "survived"}
 
 ENDINGS = [value for value in vars(endings).values() if isinstance(value, Rule)]
 FILLED = dict.fromkeys(("node", "on_node", "rank", "run", "where", "message", "code", "signal", "recover", "logs", "status", "launch"), "x")
