@@ -15,6 +15,10 @@ Match = tuple[Rule, dict[str, str]]
 # An exception below this only says that something failed; a line beside it may say what.
 _SAYS_ENOUGH = 70
 _DISTRIBUTED_TYPES = frozenset({"DistBackendError", "DistNetworkError", "DistStoreError", "DistError", "RendezvousConnectionError"})
+# The last line of a C++ program, for an exception that nobody caught.
+_LAST_WORDS = re.compile(r"^\s*what\(\): ")
+# What may say of a process that ended at once why it did. A warning that it printed once does not.
+_OF_AN_END = tuple(rule for rule in RULES if rule.explains or rule.role != "cause")
 _OF_NCCL = re.compile(r"NCCL WARN|libibverbs|libfabric|\bUCX\b")
 # What one rank shows while it prepares and the others wait (tqdm's bars of datasets, transformers, huggingface_hub, trl, LLaMA-Factory, axolotl).
 _BAR = re.compile(r"\d ?%\|")
@@ -58,12 +62,13 @@ def best_line(lines: Sequence[str], rules: Iterable[Rule] = RULES) -> Words | No
     return best
 
 
-def judge(lines: Sequence[str], beside: Sequence[str] = ()) -> Words | None:
+def judge(lines: Sequence[str], beside: Sequence[str] = (), *, was_ended: bool = False) -> Words | None:
     """The last exception, else the line that says most, of one rank's stderr (`lines`) and stdout (`beside`).
 
+    `was_ended`: by a signal, or with its machine. It could not say why, so a line counts only by a rule that `explains`.
     Who waited in vain, and shows a bar of a preparation last, waited for one that another rank had not ended.
     """
-    words = exception(lines, beside) or _said(lines, beside)
+    words = exception(lines, beside) or _said(lines, beside, was_ended)
     if words is not None and words.rule is _TIMEOUT and preparing(lines):
         return replace(words, rule=_ONE_RANK_PREPARES)
     return words
@@ -104,10 +109,13 @@ def preparing(lines: Sequence[str]) -> str:
     return last.strip()[:160] if _PREPARES.search(last) else ""
 
 
-def _said(lines: Sequence[str], beside: Sequence[str]) -> Words | None:
+def _said(lines: Sequence[str], beside: Sequence[str], was_ended: bool) -> Words | None:
     """Of a rank that raised nothing: the line that says most; a line of NCCL counts on either stream."""
-    best, aside = best_line(lasting(lines)), explanation((), beside)
-    return aside if aside is not None and (best is None or aside.rule.specificity > best.rule.specificity) else best
+    kept = lasting(lines)
+    last = [line for line in kept if _LAST_WORDS.search(line)]
+    said = (best_line(last), best_line(kept, _OF_AN_END)) if was_ended else (best_line(kept),)
+    found = [words for words in (*said, explanation((), beside)) if words is not None]
+    return max(found, key=lambda words: words.rule.specificity, default=None)
 
 
 def first_line(text: str) -> str:

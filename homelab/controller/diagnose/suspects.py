@@ -15,7 +15,7 @@ from homelab.controller.diagnose.matching import Words, first_line
 from homelab.controller.diagnose.rules import RULES, Rule
 from homelab.controller.diagnose.traces import ChildFailure, child_failures
 from homelab.controller.run.state import node_part
-from homelab.shared.protocol.phases import BEFORE_TRAINING
+from homelab.shared.protocol.phases import BEFORE_TRAINING, DONE
 from homelab.shared.protocol.rank_messages import RankError, RankReply
 from homelab.shared.protocol.run_messages import Reply, RunReply
 
@@ -73,7 +73,7 @@ def of_node(node: str, reply: Reply, silent_ranks: Collection[int]) -> Iterator[
             yield Suspect(endings.SILENT, node, rank, saw=f"its last sign of life was {age_s:.0f} s old")
             has_words = True
         elif part in ("failed", "stopped", "vanished") or rank_reply.error:
-            for suspect in _of_rank(node, rank, rank_reply, failures.get(rank), run):
+            for suspect in _of_rank(node, rank, rank_reply, failures, run):
                 has_words = True
                 yield suspect
     if part == "vanished":
@@ -83,8 +83,9 @@ def of_node(node: str, reply: Reply, silent_ranks: Collection[int]) -> Iterator[
         yield from _of_torchrun(node, run, has_words=has_words)
 
 
-def _of_rank(node: str, rank: int, reply: RankReply, failure: ChildFailure | None, run: RunReply) -> Iterator[Suspect]:
-    """What one rank's own words and its exit say, the worker's own account before all others."""
+def _of_rank(node: str, rank: int, reply: RankReply, failures: Mapping[int, ChildFailure], run: RunReply) -> Iterator[Suspect]:
+    """What one rank's own words and its exit say, the worker's own account before all others. `failures`: of the ranks of this node."""
+    failure = failures.get(rank)
     is_stopped = node_part(run, run.attempt) == "stopped"
     code, signal = (failure.exit_code, failure.signal) if failure else (None, None)
     time_s = (failure.time_s if failure else None) or (run.exit.ended_at if run.exit else None) or math.inf
@@ -93,7 +94,7 @@ def _of_rank(node: str, rank: int, reply: RankReply, failure: ChildFailure | Non
         return Suspect(words.rule, node, rank, code, signal, time_s, words.saw, words.where, words.raised_at, words.values)
 
     lines = reply.log_tail.stderr or (failure.traceback if failure else ())
-    words = matching.judge(lines, reply.log_tail.stdout)
+    words = matching.judge(lines, reply.log_tail.stdout, was_ended=failure is None or signal is not None)
     raised = words if matching.has_exception(lines) else None
     if reply.error is not None:
         yield replace(
@@ -111,20 +112,29 @@ def _of_rank(node: str, rank: int, reply: RankReply, failure: ChildFailure | Non
     if is_stopped and (signal in _STOP_SIGNALS or failure is None):
         return
     if failure is None:
-        if words is not None:
+        if failures:  # homelab's own launcher lists the ranks that failed, not those that it then ended
+            if not reply.heartbeat or reply.heartbeat.phase != DONE:
+                yield suspect(Words(_LOST, "ended after another rank of its node had failed"))
+        elif words is not None:
             yield suspect(words)
         return
-    if failure.exit_code == 0:
-        return
+    ending = _ending(failure, words)
+    if ending is not None:
+        yield suspect(ending)
+
+
+def _ending(failure: ChildFailure, words: Words | None) -> Words | None:
+    """What the exit of a rank says that raised nothing, or survived it; None of one that ended well. `words`: what it had printed."""
+    code, signal = failure.exit_code, failure.signal
+    if code == 0:
+        return None
     if signal == 15 or (signal in _STOP_SIGNALS and not failure.is_root):
-        yield suspect(Words(_LOST, f"ended by torchrun (signal {signal}) after another rank had failed"))
-        return
+        return Words(_LOST, f"ended by torchrun (signal {signal}) after another rank had failed")
     ending = endings.EXIT_CODE if signal is None else endings.OF_SIGNAL.get(signal, endings.OTHER_SIGNAL)
     # An abort and a bare exit code only say that it ended; whatever was printed before says more.
     if words is not None and (ending.specificity < 50 or words.rule.specificity > ending.specificity):
-        yield suspect(words)
-    else:
-        yield suspect(Words(ending, f"torchrun: signal {signal}" if signal is not None else f"torchrun: exit code {code}"))
+        return words
+    return Words(ending, f"torchrun: signal {signal}" if signal is not None else f"torchrun: exit code {code}")
 
 
 def _account(error: RankError, raised: Words | None) -> Words:
@@ -147,7 +157,7 @@ def _of_torchrun(node: str, run: RunReply, *, has_words: bool) -> Iterator[Suspe
         rule, values = matching.best_rule(run.exit.error) or (endings.NOT_STARTED, {})
         yield Suspect(rule, node, None, code, signal, time_s, run.exit.error, values={**values, "message": run.exit.error})
         return
-    words = matching.judge(run.torchrun_tail)
+    words = matching.judge(run.torchrun_tail, was_ended=signal is not None)
     if words is None and signal is not None:
         words = Words(endings.TORCHRUN_KILLED, f"torchrun: signal {signal}")
     if words is None and not has_words:

@@ -198,6 +198,42 @@ def test_an_exception_that_was_survived_is_not_what_killed_it() -> None:
     assert diagnosis.cause == "killed"
 
 
+HARMLESS = [
+    "libibverbs: Warning: couldn't load driver 'libmlx4-rdmav34.so': libmlx4-rdmav34.so: cannot open shared object file: No such file or directory",
+    "No CUDA runtime is found, using CUDA_HOME='/usr/local/cuda'",
+    "FlashAttention2 is not installed, falling back to sdpa",
+]
+
+
+@pytest.mark.parametrize("line", HARMLESS)
+def test_a_warning_hides_neither_a_power_cut_nor_a_signal(line: str) -> None:
+    mini = node("mini", 1, [line], has_exit=False)
+    mini["run"]["rebooted"] = True
+    assert found(node("tower", 0, traceback(CLOSED)), mini).cause == "node-restarted"
+    for signal, cause_of_signal in ((4, "illegal-instruction"), (6, "aborted"), (7, "bus-error"), (9, "killed"), (11, "crashed")):
+        assert found(node("mini", 1, [line], tail=block(1, code=-signal))).cause == cause_of_signal
+
+
+def test_a_reason_that_was_printed_still_explains_a_signal() -> None:
+    said = "what():  CUDA error: an illegal memory access was encountered"
+    assert found(node("mini", 1, [f"  {said}"], tail=block(1, code=-6))).cause == "gpu-lost"
+    compiler = "  what():  Failed to find C compiler. Please specify via CC environment variable."
+    assert found(node("mini", 1, [compiler], tail=block(1, code=-6))).cause == "no-compiler"
+    bus = "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm)."
+    assert found(node("mini", 1, [bus], tail=block(1, code=-7))).cause == "shared-memory"
+
+
+def test_a_rank_that_its_launcher_has_ended_is_a_victim_whatever_it_has_printed() -> None:
+    """homelab's launcher names the ranks that failed, and not those that it then ended itself."""
+    tower = node("tower", 0, [HARMLESS[0]], tail=block(1, code=-11))
+    tower["run"]["ranks"]["1"] = node("tower", 1)["run"]["ranks"]["1"]
+    diagnosis = found(tower)
+    assert (diagnosis.cause, diagnosis.first_rank) == ("crashed", 1)
+    assert [(victim.rank, victim.saw) for victim in diagnosis.victims] == [(0, "ended after another rank of its node had failed")]
+    tower["run"]["ranks"]["0"]["heartbeat"]["phase"] = "done"
+    assert not found(tower).victims
+
+
 def test_an_abort_is_explained_by_its_last_words() -> None:
     words = [
         "terminate called after throwing an instance of 'c10::DistBackendError'",
