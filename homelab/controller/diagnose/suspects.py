@@ -101,7 +101,9 @@ def _of_rank(node: str, rank: int, reply: RankReply, failures: Mapping[int, Chil
             suspect(_account(reply.error, raised)), own_hint=advice(node, reply.error.hint), needs_launch=reply.error.needs_launch
         )
         return
-    if raised is not None:
+    # No program dies of its exception by this signal, and nothing else on its node had failed before.
+    is_killed = failure is not None and failure.signal == 9 and failure.is_root and not is_stopped
+    if raised is not None and not is_killed:
         # A program that died of its exception ends with an exit code: after a signal that exception was survived.
         ending = endings.OF_SIGNAL.get(signal or 0, endings.EXIT_CODE)
         was_survived = raised.rule.role == "cause" and raised.rule.specificity < ending.specificity
@@ -131,6 +133,10 @@ def _ending(failure: ChildFailure, words: Words | None) -> Words | None:
     if signal == 15 or (signal in _STOP_SIGNALS and not failure.is_root):
         return Words(_LOST, f"ended by torchrun (signal {signal}) after another rank had failed")
     ending = endings.EXIT_CODE if signal is None else endings.OF_SIGNAL.get(signal, endings.OTHER_SIGNAL)
+    if signal == 9:  # what it had printed was survived, unless it tells of the kill
+        if words is None or words.rule.id == "oom-killer":
+            return words or Words(ending, f"torchrun: signal {signal}")
+        return Words(ending, f"torchrun: signal {signal}; the last that it had printed of an error: {first_line(words.saw)}")
     # An abort and a bare exit code only say that it ended; whatever was printed before says more.
     if words is not None and (ending.specificity < 50 or words.rule.specificity > ending.specificity):
         return words

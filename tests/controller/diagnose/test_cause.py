@@ -198,6 +198,18 @@ def test_an_exception_that_was_survived_is_not_what_killed_it() -> None:
     assert diagnosis.cause == "killed"
 
 
+@pytest.mark.parametrize(
+    "text", [CLOSED, TIMED_OUT, "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='huggingface.co', port=443)", "MemoryError"]
+)
+def test_whatever_was_logged_before_it_is_not_what_killed_it(text: str) -> None:
+    diagnosis = found(node("mini", 1, traceback(text), tail=block(1, code=-9)), node("tower", 0, traceback(CLOSED)))
+    assert (diagnosis.cause, diagnosis.first_node, diagnosis.signal, diagnosis.retryable) == ("killed", "mini", 9, True)
+    assert text in diagnosis.because[0], "what it had logged is told, too"
+    assert [victim.node for victim in diagnosis.victims] == ["tower"]
+    kernel = ["Memory cgroup out of memory: Killed process 5 (python3)"]
+    assert found(node("mini", 1, kernel, tail=block(1, code=-9))).cause == "oom-killer"
+
+
 HARMLESS = [
     "libibverbs: Warning: couldn't load driver 'libmlx4-rdmav34.so': libmlx4-rdmav34.so: cannot open shared object file: No such file or directory",
     "No CUDA runtime is found, using CUDA_HOME='/usr/local/cuda'",
