@@ -48,7 +48,7 @@ class Diagnosis(DisplayValue):
     """Why an attempt failed. `cause` is the rule's id; `hint` is the command or the edit that fixes it; `topic`, where there is
     one, is what `homelab explain` has more about.
 
-    `launch` is the command that starts a new training, where that is the fix; empty where the run itself can go on. The commands have no
+    `launch` is the command that starts a new training, where that is the fix; empty where the run itself can go on, which the hint says first. The commands have no
     options: who shows them adds those of its reader (`with_options`).
 
     `retryable` means that starting again from the newest checkpoint can help. It says nothing of how often: a cause
@@ -227,7 +227,8 @@ def _fix(first: Suspect, file: Shipped | None, values: Mapping[str, str], contex
     commands = {"recover": homelab("recover", run), "logs": homelab("logs", run), "status": homelab("status", run), "launch": launch}
     template = _template(first, file)
     hint = _filled(template, defaultdict(lambda: "?", {**values, **commands, "python": path_word(node.python)}), node)
-    return hint, launch if launch in hint.commands else NO_COMMAND
+    again = next((command for command in hint.commands if command in (launch, commands["recover"])), NO_COMMAND)
+    return hint, launch if again == launch else NO_COMMAND
 
 
 def _template(first: Suspect, file: Shipped | None) -> str:

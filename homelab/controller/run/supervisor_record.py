@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -86,6 +86,13 @@ def valid_history(record: dict[str, Any], attempt_now: int | None = None) -> dic
 def reset_history(whole: dict[str, Any]) -> dict[str, Any]:
     """A person has looked: what was tried before counts no more against the next failure. Only what halves a batch stays."""
     return whole | {"restarts": [entry | {"at": 0.0, "resume_step": -1} for entry in whole["restarts"]]}
+
+
+def remember(paths: RunPaths, by_hand: Sequence[Restart]) -> None:
+    """A recovery by hand counts no more than `reset_history` leaves of others: the next supervisor halves no batch less often."""
+    record = store.read_object(paths.supervisor_json)
+    restarts = [*valid_history(record)["restarts"], *map(asdict, by_hand)]
+    store.write_json(paths.supervisor_json, record | reset_history({"restarts": restarts}))
 
 
 def _restart(entry: Any) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from homelab.controller.diagnose.matching import best_rule
 from homelab.controller.diagnose.rules import RULES, Rule
 from homelab.controller.diagnose.traces import child_failures, last_exceptions
 from homelab.worker.errors import first_words
+from tests.controller.diagnose.test_cause import found, node, traceback
 
 SAMPLES = tomllib.loads((Path(__file__).parent / "samples.toml").read_text())
 LINES = [(rule, line.strip()) for rule, entry in SAMPLES.items() if rule != "survived" for line in entry["lines"]]
@@ -106,6 +107,19 @@ def test_a_hint_says_what_to_do_and_not_only_where_the_failure_was_seen(name: st
     does = COMMAND_OR_EDIT.search(beside) or ACTION.search(beside)
     assert does or (is_retryable and "{recover}" in hint), f"only a pointer: {hint}"
     assert AGAIN.search(hint) or "homelab preflight" in hint, f"and then? {hint}"
+
+
+@pytest.mark.parametrize("rule", [*RULES, *ENDINGS], ids=lambda rule: rule.id)
+def test_a_recipe_that_is_edited_takes_a_new_training(rule: Rule) -> None:
+    """`homelab recover` goes on by the copy of the recipe that the run has."""
+    edit = re.search(r"\[(?:parallel|train|data|model|method)\]|in the recipe\b(?! of the next)", rule.hint)
+    assert edit is None or "{launch}" in rule.hint[edit.start() :], rule.hint
+
+
+def test_what_the_hint_says_first_is_what_comes_next() -> None:
+    full = found(node("mini", 1, traceback("torch.OutOfMemoryError: CUDA out of memory.")))
+    assert full.launch == "" and "homelab recover r" in full.hint and "homelab launch RECIPE" in full.hint
+    assert found(node("mini", 1, traceback("ValueError: Your setup doesn't support bf16/gpu."))).launch == "homelab launch RECIPE"
 
 
 @pytest.mark.parametrize(

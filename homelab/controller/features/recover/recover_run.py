@@ -18,8 +18,19 @@ from homelab.controller.features.track import forwarder_start
 from homelab.controller.features.track.forwarder_start import StartView
 from homelab.controller.planning.types import Plan
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import adoption, claims, leave_folder, process_owner, run_folder, run_lookup, stopped_holder, supervisor_record
+from homelab.controller.run import (
+    adoption,
+    claims,
+    leave_folder,
+    process_owner,
+    run_folder,
+    run_lookup,
+    stopped_holder,
+    store,
+    supervisor_record,
+)
 from homelab.controller.run.paths import RunPaths
+from homelab.controller.run.restart import Restart, halvings
 
 
 @dataclass(frozen=True)
@@ -101,7 +112,10 @@ def recover_run(fleet: Fleet, request: RecoverRequest, view: RecoverView) -> Run
         run = claims.ClaimedRun(fleet, claim, paths, say)
         halted = halt.halt(run, examination, nodes=request.nodes, from_scratch=request.from_scratch)
 
+        ends, by_hand = _ends(paths, examination)
+
         def leave(plan: Plan) -> None:
+            supervisor_record.remember(paths, by_hand)
             # `exclusive` ends first: the supervisor holds the same lock, and claims the run when it fails.
             with forwarder_start.left_running(placement, fleet, paths, request.cluster_file, request.nodes, view), closing(exclusive):
                 progress.close()  # on a terminal it would take what is printed now for its own
@@ -114,10 +128,17 @@ def recover_run(fleet: Fleet, request: RecoverRequest, view: RecoverView) -> Run
         with placement.prepare(
             fleet, remote_supervisor.SupervisorRequest(paths.name, head, request.nodes, addresses, halted.unreachable), say
         ):
-            resume.resume(
-                run, examination, halted, resume.NextAttempt(request.nodes, request.skip, strategy=request.strategy), announce=leave
-            )
+            wanted = resume.NextAttempt(request.nodes, request.skip, halvings=halvings(ends), strategy=request.strategy)
+            resume.resume(run, examination, halted, wanted, announce=leave)
         return paths
+
+
+def _ends(paths: RunPaths, examination: examine.Examination) -> tuple[list[Restart], list[Restart]]:
+    """The restarts that the supervisors of this run have made, and the end that this recovery answers; the second alone, too."""
+    diagnosis = examination.diagnosis
+    here = [Restart(0.0, diagnosis.cause, diagnosis.first_node, -1)] if diagnosis else []
+    before = supervisor_record.valid_history(store.read_object(paths.supervisor_json))["restarts"]
+    return [*(Restart(**entry) for entry in before), *here], here
 
 
 def _refuse_supervised(fleet: Fleet, paths: RunPaths) -> None:

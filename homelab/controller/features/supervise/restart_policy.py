@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -24,7 +23,6 @@ OF_ONE_NODE = frozenset(
         "cuda-libraries", "system-libraries", "cpu-too-old", "illegal-instruction", "no-compiler",
     }
 )  # fmt: skip
-OUT_OF_MEMORY = frozenset({"cuda-out-of-memory", "host-out-of-memory", "oom-killer"})
 
 
 @dataclass(frozen=True)
@@ -95,12 +93,6 @@ def keeping(indispensable: Mapping[str, tuple[int, ...]], decision: Decision) ->
         return decision
     whose = "; ".join(f"{name} is the only node with shard {', '.join(map(str, indispensable[name]))} of the checkpoint" for name in needed)
     return replace(decision, kind="give-up", because=f"{decision.because}; {whose}, and cannot be left out", exclude=())
-
-
-def lowered(restarts: Sequence[Restart], decision: Decision) -> dict[str, int]:
-    """node -> how often its memory ran out: its micro-batch is halved so often. The global batch stays."""
-    ends = [*((restart.cause, restart.node) for restart in restarts), (decision.cause, decision.node)]
-    return dict(Counter(node for cause, node in ends if cause in OUT_OF_MEMORY))
 
 
 def may_begin_again(step: int, checkpoint: Checkpoint) -> bool:

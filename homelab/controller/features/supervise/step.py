@@ -204,7 +204,8 @@ def _decide(state: State, recovering: Recovering, observation: Observation, halt
     exclude = tuple(dict.fromkeys((*decision.exclude, *sorted(away))))
     why_not = [decision.because] if decision.exclude or not away else []
     why_not += [leave.sentence(name, away[name]) for name in sorted(away)]
-    return state, acts.Resume("; ".join(why_not), exclude, restart_policy.lowered(state.restarts, decision))
+    ends = (*state.restarts, restart.Restart(observation.time, decision.cause, decision.node, halted.step))
+    return state, acts.Resume("; ".join(why_not), exclude, restart.halvings(ends))
 
 
 def _resumed(state: State, recovering: Recovering, observation: Observation, resumed: ResumeResult) -> Step:

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from homelab.controller.base.errors import BusyError, HomelabError
+from homelab.controller.base.hint import Hint
 from homelab.controller.checks import registry
 from homelab.controller.checks.evidence import Finding
 from homelab.controller.config.recipe import Recipe
+from homelab.controller.diagnose.cause import Diagnosis
 from homelab.controller.features.preflight import gather
-from homelab.controller.features.recover import resume
+from homelab.controller.features.recover import examine, halt, recover_run, resume
 from homelab.controller.features.recover.examine import Examination
 from homelab.controller.features.recover.halt import Halted
 from homelab.controller.features.recover.replicas import ResumePoint
 from homelab.controller.features.recover.resume import NextAttempt
+from homelab.controller.run import claims, run_lookup, supervisor_record
 from homelab.controller.run.claims import Claim, ClaimedRun
+from homelab.controller.run.restart import Restart, halvings
 from tests import builders
+from tests.controller.features.recover.test_strategy_change import NAMES, resuming
 from tests.fakes import FakeFleet
 
 HALTED = Halted(
@@ -82,3 +91,30 @@ def test_the_plan_says_who_is_left_out_and_why() -> None:
     assert adjusted.left_out_because == absent
     assert adjusted.resume_digest == "ab12"
     assert adjusted.warnings[-2:] == ("checkpoint 50 is not used", "oldtower is left out: no route to host")
+
+
+def test_a_recovery_by_hand_halves_the_micro_batch_where_memory_ran_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor had halved it once, and gave up when memory ran out again; the next supervisor goes on from there."""
+    run = resuming(tmp_path, monkeypatch)
+    asked: list[NextAttempt] = []
+    laptop, tower = NAMES[-1], NAMES[0]
+    ends = [Restart(7.0, "oom-killer", laptop, 40), Restart(8.0, "killed", tower, 40)]
+    run.paths.supervisor_json.write_text(json.dumps({"restarts": [asdict(end) for end in ends], "attempt": 1}))
+    diagnosis = Diagnosis(cause="cuda-out-of-memory", title="full", first_node=laptop, first_rank=1, hint=Hint("look"), retryable=True)
+    real = resume.resume
+
+    def resume_(*arguments: Any, **options: Any) -> Any:
+        asked.append(arguments[3])
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(run_lookup, "run", lambda *_: run.paths)
+    monkeypatch.setattr(recover_run, "_refuse_supervised", lambda *_: None)
+    monkeypatch.setattr(claims, "claimed", lambda *_, **__: nullcontext(Claim(run.fleet, run.paths.name, "recovered", lambda: 0.0)))
+    monkeypatch.setattr(examine, "examine", lambda *_: Examination(1, "failed", diagnosis, {}))
+    monkeypatch.setattr(halt, "halt", lambda *_, **__: Halted(NAMES, {}, ResumePoint(0, [])))
+    monkeypatch.setattr(resume, "resume", resume_)
+    request = recover_run.RecoverRequest(None, NAMES, tmp_path / "cluster.toml", run.paths.root.parent, (), "no")
+    recover_run.recover_run(run.fleet, request, MagicMock())
+    assert [next_attempt.halvings for next_attempt in asked] == [{laptop: 2}]
+    kept = supervisor_record.valid_history(json.loads(run.paths.supervisor_json.read_text()), 2)["restarts"]
+    assert halvings(Restart(**entry) for entry in kept) == {laptop: 2} and {entry["at"] for entry in kept} == {0.0}

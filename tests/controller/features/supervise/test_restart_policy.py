@@ -12,7 +12,7 @@ from homelab.controller.config.recipe import parse_recipe
 from homelab.controller.diagnose.cause import Diagnosis
 from homelab.controller.features.supervise import log_policies, restart_policy
 from homelab.controller.features.supervise.restart_policy import Failure
-from homelab.controller.run.restart import Restart
+from homelab.controller.run.restart import Restart, halvings
 from homelab.shared.recipe import Checkpoint, LogPolicy, Recovery
 
 pytestmark = pytest.mark.timeout(10)
@@ -120,12 +120,10 @@ def test_a_pattern_that_would_take_for_ever_counts_as_not_met(monkeypatch: pytes
 
 
 def test_memory_that_ran_out_halves_that_nodes_micro_batch_each_time() -> None:
-    action = decide(found=diagnosis("cuda-out-of-memory"))
-    assert restart_policy.lowered([], action) == {"laptop": 1}
-    assert restart_policy.lowered([Restart(NOW, "cuda-out-of-memory", "laptop", 40), Restart(NOW, "killed", "tower", 40)], action) == {
-        "laptop": 2
-    }
-    assert restart_policy.lowered([], decide(found=diagnosis())) == {}
+    again = Restart(NOW, "cuda-out-of-memory", "laptop", 40)
+    assert halvings([again]) == {"laptop": 1}
+    assert halvings([again, Restart(NOW, "killed", "tower", 40), Restart(NOW, "oom-killer", "laptop", 50)]) == {"laptop": 2}
+    assert halvings([Restart(NOW, "killed", "tower", 40)]) == {}
 
 
 @pytest.mark.parametrize(
