@@ -32,6 +32,7 @@ from homelab.controller.run.state import newest_attempt
 from homelab.shared.protocol.run_messages import Reply
 
 _MEMORY_FULL = 0.92
+_LOG_LINES = 400
 _OF_A_NODE = {rule.id for rule in endings.OF_A_NODE}
 _REASONS = {rule.id for rule in (*RULES, *endings.ENDINGS) if rule.role == "cause" and rule.specificity >= 50}
 
@@ -138,6 +139,7 @@ def _explain(run: str, first: Suspect, others: list[Suspect], replies: Mapping[s
 
     file = next((file for file in context.own_files if file.place(first.where)), None)
     values = _values(run, first, file)
+    values["attempt"] = str(newest_attempt(replies))
     hint, launch = _fix(first, file, values, context)
     because = _because(first, others, replies)
     victims = {(other.node, other.rank): other for other in others if other.tier > first.tier and other.tier >= 3}
@@ -224,7 +226,13 @@ def _fix(first: Suspect, file: Shipped | None, values: Mapping[str, str], contex
             return Hint("{}; in {}, then: {}", own, values["where"], launch), launch
         return (Hint("{}; then, as a new training: {}", own, launch), launch) if first.needs_launch else (own, NO_COMMAND)
     run, node = values["run"], context.nodes.get(first.node) or Node.model_construct(name=first.node, host=first.node)
-    commands = {"recover": homelab("recover", run), "logs": homelab("logs", run), "status": homelab("status", run), "launch": launch}
+    # A traceback is longer than what is shown by default, and after a restart the newest attempt is another one.
+    which = [
+        *(["--attempt", values["attempt"]] if "attempt" in values else []),
+        *([] if first.rank is None else ["--rank", str(first.rank)]),
+    ]
+    logs = homelab("logs", run, *which, "-n", str(_LOG_LINES))
+    commands = {"recover": homelab("recover", run), "logs": logs, "status": homelab("status", run), "launch": launch}
     template = _template(first, file)
     hint = _filled(template, defaultdict(lambda: "?", {**values, **commands, "python": path_word(node.python)}), node)
     again = next((command for command in hint.commands if command in (launch, commands["recover"])), NO_COMMAND)

@@ -120,9 +120,9 @@ def _of_rank(node: str, rank: int, reply: RankReply, failures: Mapping[int, Chil
         elif words is not None:
             yield suspect(words)
         return
-    ending = _ending(failure, words)
-    if ending is not None:
-        yield suspect(ending)
+    said = _ending(failure, words)
+    if said is not None:
+        yield suspect(said)
 
 
 def _ending(failure: ChildFailure, words: Words | None) -> Words | None:

@@ -384,7 +384,7 @@ def test_nobody_is_told_to_correct_an_installed_package() -> None:
     hint = found(raised_in(where), own_files=shipped.of_run(RUN_JSON)).hint
     assert (
         hint.startswith(f"an installed package raised it, at {where}:7: ")
-        and "homelab logs r; then: homelab recover r" in hint
+        and "homelab logs r --attempt 1 --rank 1 -n 400; then: homelab recover r" in hint
         and "correct" not in hint
     )
 

@@ -70,6 +70,7 @@ def test_an_exception_of_a_library_that_no_rule_knows_names_both_places() -> Non
     ):
         diagnosis = found(node("mini", 1, raised("ValueError: too many values to unpack (expected 2)")), own_files=own_files)
         assert diagnosis.cause == "python-error" and "homelab logs r" in diagnosis.hint and diagnosis.hint.endswith(hint_end)
+        assert "homelab logs r --attempt 1 --rank 1 -n 400; " in diagnosis.hint, "the whole of it, of the attempt that failed"
         assert f"at {LIBRARY}:99, called from " in diagnosis.hint and not diagnosis.hint.startswith("correct")
         assert f"at {LIBRARY}:99, called from {OWN}:7" in diagnosis.because
     own = found(node("mini", 1, raised("ValueError: x", library="/w/data/148cb44a9d59563d/train.py")), own_files=shipped.of_run(RUN_JSON))
