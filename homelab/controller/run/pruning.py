@@ -54,7 +54,8 @@ def _why_not(run: PrunableRun) -> str:
         return run.busy
     if run.unasked:
         return f"{', '.join(run.unasked)} could not be asked, and the run may be active there"
-    return "" if run.state in FINISHED else f"it is {run.state or 'in an unknown state'}"
+    # Lost, and all that may have it have answered, or are in the cluster no more.
+    return "" if run.state in FINISHED or run.state == "lost" else f"it is {run.state or 'in an unknown state'}"
 
 
 def _why_unnamed(run: PrunableRun, is_newest: bool) -> str:

@@ -75,7 +75,7 @@ def test_a_state_that_cannot_be_is_not_shown(tmp_path: Path, content: str) -> No
     paths.run_json.write_text("{}")
     paths.state_json.write_text(content)
     rows = run_index.all_runs(Fleet(), tmp_path, said).rows  # type: ignore[arg-type]
-    assert [(row.state, row.attempt) for row in rows] == [("planned", 0)]
+    assert [(row.state, row.attempt) for row in rows] == [("lost", 0)], "no node has it"
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from homelab.controller.base.errors import HomelabError
 from homelab.controller.base.say import Say
 from homelab.controller.dashboard.run_list import RunRow
 from homelab.controller.remote.fanout import Fleet
-from homelab.controller.run import event_log, run_folder, store
+from homelab.controller.run import event_log, run_folder, store, supervisor_lock, supervisor_record
+from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.state import FINISHED
 
 
@@ -61,7 +62,13 @@ def all_runs(fleet: Fleet, runs_dir: Path, say: Say) -> RunIndex:
         for entry in answer["runs"]:
             rows.setdefault(entry["name"], RunRow(entry["name"], "", 0, entry["created_at"]))
             entries.setdefault(entry["name"], {})[node] = NodeEntry.of(entry)
-    judged = [judge(replace(row, nodes=tuple(entries.get(name, ()))), entries.get(name, {}).values()) for name, row in rows.items()]
+    judged = []
+    for name, row in rows.items():
+        on_nodes, paths = entries.get(name, {}), RunPaths(runs_dir / name)
+        is_at_work = supervisor_lock.is_held(paths) or supervisor_record.is_under_way(store.read_object(paths.supervisor_json))
+        if not on_nodes and row.state not in FINISHED and not is_at_work:
+            row = replace(row, state="lost")  # no node that answers has it, and nobody here begins or recovers it
+        judged.append(judge(replace(row, nodes=tuple(on_nodes)), on_nodes.values()))
     return RunIndex(newest_first(judged), unreachable)
 
 
