@@ -282,3 +282,12 @@ def test_diagnose_is_the_same_in_any_order() -> None:
     }
     one, other = (diagnose("r", parse_replies(dict(order)), {}, Context()) for order in (replies.items(), reversed(replies.items())))
     assert one is not None and other is not None and one.cause == other.cause == "open-files" and cause.render(one)
+
+
+def test_a_server_of_one_s_own_is_not_the_hub() -> None:
+    """mlflow at home is down: the internet is not what is wrong."""
+    down = "requests.exceptions.ConnectionError: HTTPConnectionPool(host='192.168.1.5', port=5000): Max retries exceeded with url: /api"
+    diagnosis = why(raised(down))
+    assert (diagnosis.cause, diagnosis.title) == ("server-unreachable", "192.168.1.5, which the program asks, did not answer mini")
+    assert "'curl -sI 192.168.1.5:5000'" in diagnosis.hint and "huggingface" not in diagnosis.hint
+    assert why(raised(down.replace("192.168.1.5", "evil;rm"))).cause == "hub-unreachable", "no address of a server"
