@@ -14,6 +14,11 @@ _CHATTER = re.compile(r"\[?[IW]\d{4} \d\d:\d\d:\d\d\.\d+ [^\]]*:\d+\]|\[[IW] [^\
 _WARNING = re.compile(r"\S.*?:\d+: (?P<text>\w*Warning: .*)")
 _OF_LIBRARIES = ("FutureWarning", "DeprecationWarning", "PendingDeprecationWarning")
 _HARMLESS = "hostname of the client socket cannot be retrieved"  # gloo, of a name that it does not need
+# As tqdm draws it, with a total and without; what is printed behind it on its line is no bar.
+# Bounded: a line from a node may be long, and of any kind.
+_BAR = re.compile(
+    r"(?<!\d)(?:\d{1,3}%\|[^|]{0,400}\| ?[\d.]{1,12}\w?/(?P<total>[\d.]{1,12}\w?)|\d{1,12}\w{0,3}) \[\d{1,3}:\d\d(?::\d\d)?[<,][^\[\]]{0,400}\]$"
+)
 _ERROR = re.compile(
     r"error|exception|traceback|fail|fatal|abort|refus|denied|reject|timed? ?out|unreachable|cannot|can't|could not|unable|not |missing|"
     r"invalid|mismatch|corrupt|out of memory|killed|terminat|signal|sigterm|exit|\bnan\b|\binf\b|lost|closed|reset|disconnect|hang|stuck|slow|throttl|\bno\b|\btoo\b",
@@ -39,6 +44,17 @@ def without_noise(lines: Sequence[str], least: int = 2) -> list[str]:
             content += shown
         told |= {key} if key else set()
     return content
+
+
+def newest_bars(lines: Sequence[str]) -> list[str]:
+    """The lines; of each progress bar (of one name and total) only as it was drawn last, and no blank line that its drawing left."""
+    bars = [_BAR.search(line.rstrip()) for line in lines]
+    names = [(line[: bar.start()].strip(" :"), bar["total"]) if bar else None for line, bar in zip(lines, bars, strict=True)]
+    newest = {name: number for number, name in enumerate(names) if name}
+    if not newest:
+        return list(lines)
+    entries = enumerate(zip(lines, names, strict=True))
+    return [line for number, (line, name) in entries if (newest[name] == number if name else line.strip())]
 
 
 def _entries(lines: Sequence[str]) -> Iterator[tuple[str, ...]]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from homelab.controller.base.sanitize import plain_lines
 from homelab.controller.dashboard import step_rate
 from homelab.controller.dashboard.attempt_pace import RankCourse
+from homelab.controller.dashboard.log_noise import newest_bars
 from homelab.controller.dashboard.snapshot import GpuRow, LeftOut, NodeRow, RankRow
 from homelab.controller.dashboard.step_rate import WINDOW_STEPS
 from homelab.controller.planning.types import Plan
@@ -89,7 +90,9 @@ def rank_rows(replies: Mapping[str, Reply], plan: Plan | None, attempt: int, cou
         # of the newest step the lines of others may be missing
         timed = next((entry for entry in reversed(rank_lines) if entry.step in wire), line)
         wire_s, wait_s = wire_and_wait(timed, wire) if timed else (None, None)
-        log = (*reply.log_tail.stdout, *reply.log_tail.stderr) if reply else ()
+        printed, warned = (newest_bars(reply.log_tail.stdout), newest_bars(reply.log_tail.stderr)) if reply else ([], [])
+        # Neither stream hides the other: a program of one's own says on stdout what it does.
+        log = (*printed[-max(_LOG_LINES // 2, _LOG_LINES - len(warned)) :], *warned[-max(_LOG_LINES // 2, _LOG_LINES - len(printed)) :])
         rows.append(
             RankRow(
                 rank=number,
@@ -106,7 +109,7 @@ def rank_rows(replies: Mapping[str, Reply], plan: Plan | None, attempt: int, cou
                 wait_s=wait_s,
                 heartbeat_age_s=age_s(replies[node], beat.time) if beat else None,
                 memory_bytes=course.memory_bytes,
-                log_tail=log[-_LOG_LINES:],
+                log_tail=log,
             )
         )
     return tuple(rows)

@@ -53,6 +53,23 @@ def test_the_rows() -> None:
     assert rank.log_tail[-1] == "step 412 of 1000"
 
 
+def test_what_a_program_prints_is_not_hidden_by_its_progress_bar() -> None:
+    """tqdm draws on stderr, and each drawing arrives as a line."""
+    raw = sample.raw_reply("tower", 0, 3)
+    bars = [line for n in range(200) for line in (f" {n // 2:2}%|▎    | {n}/200 [00:{n % 60:02}<01:00,  3.1it/s, loss=1.{n}]", " " * 60)]
+    said = [f"epoch {n}" for n in range(300)]
+    other = "Map:  50%|████ | 5/10 [00:01<00:01, 5.0 examples/s]"
+    raw["run"]["ranks"]["0"]["log_tail"] = {"stdout": said[:20], "stderr": ["a warning", other, *bars, "12it [00:04,  3.0it/s]"]}
+    (row,) = sample.snapshot(replies=parse_replies({"tower": raw}), expected_nodes=("tower",)).ranks[:1]
+    assert row.log_tail == (*said[:20], "a warning", other, bars[-2], "12it [00:04,  3.0it/s]")
+    raw["run"]["ranks"]["0"]["log_tail"] = {"stdout": said, "stderr": [f"w {n}" for n in range(300)]}
+    (row,) = sample.snapshot(replies=parse_replies({"tower": raw}), expected_nodes=("tower",)).ranks[:1]
+    assert row.log_tail == (*said[-100:], *(f"w {n}" for n in range(200, 300)))
+    raw["run"]["ranks"]["0"]["log_tail"] = {"stdout": said, "stderr": [f"{bars[0]}Traceback (most recent call last):", "", "KeyError: 'x'"]}
+    (row,) = sample.snapshot(replies=parse_replies({"tower": raw}), expected_nodes=("tower",)).ranks[:1]
+    assert row.log_tail[-3:] == (f"{bars[0]}Traceback (most recent call last):", "", "KeyError: 'x'") and len(row.log_tail) == 200
+
+
 @pytest.mark.parametrize("slow_rank", [0, 1])
 def test_the_eta_follows_the_slowest_rank_and_not_one_hiccup(slow_rank: int) -> None:
     raw = sample.raw_reply("tower", 0, 3)
