@@ -56,7 +56,7 @@ def test_a_run_that_no_node_has_any_more_can_be_removed(tmp_path: Path) -> None:
     silent.answer("run-weigh", UnreachableError("no route to host", where="node laptop", hint="wake it"))
 
     def why(fleet: FakeFleet) -> tuple[str, str]:
-        ((run,), _) = prune.candidates(fleet, runs, tmp_path / "models", lambda text: None)  # type: ignore[arg-type]
+        ((run,), _) = prune.candidates(fleet, runs, tmp_path / "models", lambda text: None)
         return run.state, pruning.choose([run], [run.name], 0)[1].get(run.name, "")
 
     assert why(empty) == ("lost", "")
