@@ -21,6 +21,8 @@ HOSTS = {
     "download.pytorch.org": "builds of torch: `homelab setup`",
     "registry.npmjs.org": "the library of llama.cpp, by its digest: `homelab gguf`",
     "github.com": "named in hints for a person, and where uv fetches a standalone Python for `homelab setup`",
+    "deb.debian.org": "named in a command for a person whose Debian has no driver for its card",
+    "mirrors.rpmfusion.org": "the same for Fedora",
     "ui.perfetto.dev": "named for a person who looks at a trace",
     "json-schema.org": "the name of JSON Schema's own schema",
     "www.w3.org": "the name of SVG's namespace",

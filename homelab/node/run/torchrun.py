@@ -64,7 +64,7 @@ def _start_watcher(request: StartRequest, folder: str, node_dir: str) -> subproc
         raise claims.RefusedError("taken", f"attempt {attempt} of {run} was started on this node already", claims.see(run))
     newest = paths.newest_attempt(folder)
     if newest > attempt:  # a controller that was cut off does not know that the run has continued
-        raise claims.RefusedError("superseded", f"attempt {attempt} of {run} is outdated: this node knows {newest}", claims.see(run))
+        raise claims.RefusedError("superseded", f"attempt {attempt} of {run} is over: this node knows attempt {newest}", claims.see(run))
     try:
         start = _write_down(request, folder, node_dir)
         claims.refuse_undone(request)  # behind start.json: who undoes or stops it now finds that

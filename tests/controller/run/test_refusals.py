@@ -17,7 +17,7 @@ from homelab.controller.config.recipe import parse_recipe
 from homelab.controller.facts.reading import read
 from homelab.controller.features.supervise import restart_policy
 from homelab.controller.features.supervise.restart_policy import Failure
-from homelab.controller.run import run_folder, supervisor_lock, supervisor_record
+from homelab.controller.run import run_folder, store, supervisor_lock, supervisor_record
 from homelab.controller.run.paths import RunPaths
 from homelab.controller.run.restart import Restart
 from homelab.shared.protocol.run_messages import Reply
@@ -141,6 +141,7 @@ def test_what_was_skipped_is_read_as_far_as_it_is_whole(tmp_path: Path, text: st
 
 def test_a_lock_that_cannot_be_had(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
+    store.write_json(paths.run_json, {})
     paths.supervisor_lock.mkdir()
     with pytest.raises(HomelabError, match="the lock of this run cannot be taken") as caught, supervisor_lock.held(paths):
         raise AssertionError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import socket
 import time
@@ -94,6 +95,7 @@ def test_a_hub_that_does_not_answer_costs_a_limited_time(hub: Hub, monkeypatch: 
 
 
 def test_without_the_library_it_is_said(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name.startswith("huggingface") else find(name))
     found: Any = hub_config.fetch(Model(name="org/mine"))
     assert "pip install huggingface_hub" in found.note and hub.asked == []
