@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scripts.practice.desk import Desk, Run, left_on, wait_until
+from scripts.practice.desk import Desk, Run, left_on, wait_until, wait_until_none_left
 
 pytestmark = [pytest.mark.slow, pytest.mark.namespaces, pytest.mark.timeout(120)]
 
@@ -50,7 +50,7 @@ def test_stop_leaves_nothing(desk: Desk) -> None:
     assert sum("sleep" in words for words in left_on(desk.lab).values()) >= 3
     assert desk.json("status", run.name)["state"] == "running", "it prints"
     stopped = desk.json("stop", run.name)
-    assert left_on(desk.lab) == {}
+    wait_until_none_left(desk.lab)
     assert stopped["clean"] is True
     assert all(answer["asked"] >= 3 and answer["left"] == [] for answer in stopped["nodes"].values())
     assert desk.json("status", run.name)["state"] == "stopped"
