@@ -250,7 +250,8 @@ def _code_dir(node: Node) -> str:
 def _folder_of(paths: RunPaths) -> dict[str, bytes]:
     """The run's folder without what is this machine's own, and without data files: those were shipped to the nodes. Beside it, who wants which node."""
     described = store.read_object(paths.run_json).get("data") or {}
-    shipped = {f"code/{entry.get('inside') or entry['name']}" for entry in described.values() if entry and entry.get("sent") == "shipped"}
+    entries = [entry for entry in described.values() if entry and entry.get("sent") == "shipped"]
+    shipped = {f"code/{folder}{one.get('inside') or one['name']}" for one in entries for folder in ("", f"{one.get('sha256')}/")}
     content_of = {}
     for file in sorted(paths.root.rglob("*")):
         name = str(file.relative_to(paths.root))

@@ -27,3 +27,14 @@ def test_it_knows_what_was_typed_here(tmp_path: Path) -> None:
     fleet.answer("supervisor-start", {"log": "here"})
     remote_supervisor.start(fleet, paths, place, lambda text: None)
     assert sorted(leave_folder.lasting(beside)) == ["oldtower"] and (beside / paths.name / "run.json").exists()
+
+
+def test_data_that_lies_on_the_nodes_is_not_sent_once_more(tmp_path: Path) -> None:
+    """Also the second of two files of one name, which has a folder of its own."""
+    entry = {"kind": "file", "sent": "shipped", "name": "data.jsonl", "sha256": "ab" * 32}
+    paths = builders.run_folder(tmp_path / "runs", plan=builders.plan(), data={"train": entry, "eval": {**entry, "sha256": "cd" * 32}})
+    for place in ("data.jsonl", f"{'cd' * 32}/data.jsonl", "recipe.toml"):
+        (paths.code / place).parent.mkdir(parents=True, exist_ok=True)
+        (paths.code / place).write_text("x")
+    sent = remote_supervisor._folder_of(paths)
+    assert [name for name in sent if "/code/" in name] == [f"runs/{paths.name}/code/recipe.toml"]
